@@ -1,0 +1,33 @@
+# The two commands: `make demo` and `make test`. Each sets up .venv by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test check fast wheel clean
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml codec/_codec.pyx $(wildcard codec/*.c codec/*.h) .ci/setup
+	PYTHON="$(PYTHON)" VENV="$(VENV)" bash .ci/setup
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/quic-pfec demo --point both --json out/demo.json --picture out/demo.png
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+fast: setup
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test: check
+	$(BIN)/python -m pytest -q
+
+wheel: setup
+	$(BIN)/python -m build --outdir dist .
+
+clean:
+	rm -rf build dist out *.egg-info quic_pfec/*.so codec/_codec.c
