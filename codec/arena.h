@@ -1,0 +1,29 @@
+/* A block of equal slots, 64-byte aligned, zero at first and backed by memory only where it was touched.
+ *
+ * Sender and receiver hold a whole transfer in one arena each: any known loss may be resent until the end and an
+ * innovative repair folds in symbols known long ago, so no slot is recycled before the transfer ends. */
+#ifndef QUIC_PFEC_ARENA_H
+#define QUIC_PFEC_ARENA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    uint8_t *base;  /* NULL: not initialised */
+    size_t stride;  /* bytes from slot to slot, the slot size rounded up to GF256_BLOCK */
+    size_t slots;
+    void *memory;   /* what the platform gave */
+} arena;
+
+/* 0, or -1 if the size overflows or there is no memory. */
+int arena_init(arena *a, size_t slot_bytes, size_t slots);
+/* Enlarge to `slots` >= a->slots. Contents stay, addresses may change. 0, or -1 with nothing changed. */
+int arena_grow(arena *a, size_t slots);
+void arena_free(arena *a);
+
+static inline uint8_t *arena_slot(const arena *a, size_t index)
+{
+    return a->base + index * a->stride;
+}
+
+#endif

@@ -1,0 +1,217 @@
+"""The native codec: GF(2^8) streaming random-linear code over symbols of one size.
+
+Repair headers are eight integers-and-a-bitmap as in the REPAIR frame (wire-format section 4): `transfer_id` < 2^62,
+`repair_number` < 2^32, `first_sid`, `degree` >= 1, `head_span` SIDs covered by `head` (bit i of byte j is SID
+first_sid + 8j + i; first and last covered bit set, unused bits clear), `tail_span` SIDs from
+first_sid + head_span + tail_offset on. Span = head_span + tail_offset + tail_span <= 16,384. Anything else is a
+ValueError.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NoReturn, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+_Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+_Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+SOURCE_NEW: int
+SOURCE_DUPLICATE: int
+SOURCE_CONFLICT: int
+SOURCE_REPLACED: int
+REPAIR_INNOVATIVE: int
+REPAIR_REDUNDANT: int
+REPAIR_TOO_COSTLY: int
+REPAIR_CONTRADICTS: int
+
+def isa() -> str:
+    """Name of the kernels in use: the best of `isa_levels()`, or the one QUIC_PFEC_ISA named at import."""
+
+def isa_levels() -> list[str]:
+    """Levels this build and processor have, slowest first; "scalar" always."""
+
+def expand(
+    transfer_id: int,
+    repair_number: int,
+    first_sid: int,
+    degree: int,
+    head_span: int,
+    head: bytes,
+    tail_offset: int,
+    tail_span: int,
+) -> list[tuple[int, int]]:
+    """Terms of a repair as (SID, coefficient in 1..255), ascending, at most `degree` (wire-format section 5).
+
+    ValueError if the header is not legal; SIDs must stay below 2^30.
+    """
+
+@final
+class Encoder:
+    """The symbols of one transfer, and repairs over them.
+
+    `symbol_size` in bytes, 1..65,535; `capacity` in symbols, 1..2^24. Memory is touched only as symbols come. SIDs are
+    given in order from 0. Calls from several threads follow each other (the interpreter lock is held throughout).
+    """
+
+    def __init__(self, symbol_size: int, capacity: int) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+    @property
+    def symbol_size(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def count(self) -> int:
+        """Symbols held; the next SID."""
+
+    def push(self, data: _Buffer) -> int:
+        """Copy a symbol of exactly `symbol_size` bytes; returns its SID.
+
+        ValueError: wrong length, arena full, or a reserved slot not committed.
+        """
+
+    def reserve(self) -> memoryview:
+        """Writable view of the next slot, `symbol_size` bytes, to be filled in place before `commit()`.
+
+        Asked again before `commit()` it gives the same slot. ValueError when the arena is full. Writing to the view
+        after `commit()` changes a symbol that may be on its way: do not.
+        """
+
+    def commit(self) -> int:
+        """Make the reserved slot a symbol; returns its SID. ValueError if nothing is reserved."""
+
+    def symbol(self, sid: int) -> memoryview:
+        """Read-only view, valid as long as it is held. KeyError if sid >= count."""
+
+    def repair(
+        self,
+        transfer_id: int,
+        repair_number: int,
+        first_sid: int,
+        degree: int,
+        head_span: int,
+        head: bytes,
+        tail_offset: int,
+        tail_span: int,
+    ) -> bytes:
+        """The repair symbol of a header, `symbol_size` bytes. ValueError as `expand`, or if it names SIDs >= count."""
+
+@final
+class Decoder:
+    """Recovers symbols of one transfer from sources and repairs, each as early as it is determined.
+
+    `symbol_size` in bytes, 1..65,535; `capacity` in symbols, 1..2^24. Limits (security section 2): `max_unknown`
+    unknown SIDs that held repairs may name together, 1..4,096; `max_degree` and `max_span` of one repair, 1..16,384;
+    `row_ops_per_repair` operations on coefficient rows one repair may cause. ValueError beyond them.
+
+    A determined symbol becomes known when `poll` computes it, not before. `poll` works without the interpreter lock;
+    any other use of the object meanwhile raises RuntimeError.
+    """
+
+    def __init__(
+        self,
+        symbol_size: int,
+        capacity: int,
+        *,
+        max_unknown: int = 512,
+        max_degree: int = 255,
+        max_span: int = 4096,
+        row_ops_per_repair: int = 1024,
+    ) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+    def source(self, sid: int, data: _Buffer) -> int:
+        """Take a received symbol of exactly `symbol_size` bytes. Returns a `SourceOutcome` value.
+
+        ValueError: sid >= capacity or wrong length.
+        """
+
+    def repair(
+        self,
+        transfer_id: int,
+        repair_number: int,
+        first_sid: int,
+        degree: int,
+        head_span: int,
+        head: bytes,
+        tail_offset: int,
+        tail_span: int,
+        data: _Buffer,
+    ) -> int:
+        """Take a received repair. Returns a `RepairOutcome` value; a dropped one changes only counters and `highest`.
+
+        ValueError: header not legal, degree or span above the limits, SIDs >= capacity, wrong length of `data`.
+        """
+
+    def poll(self, max_symbols: int, order: Iterable[int] | None = None) -> list[int]:
+        """Compute at most `max_symbols` determined symbols and return their SIDs.
+
+        Those of `order` come first, in its order; the others follow by ascending SID. SIDs in `order` that are not
+        determined are passed over. One symbol costs at most about 2 * max_unknown multiply-adds, normally a few dozen:
+        slices of 32 keep an event loop responsive.
+        """
+
+    @property
+    def pending(self) -> int:
+        """Symbols determined and not yet computed."""
+
+    def symbol(self, sid: int) -> memoryview:
+        """Read-only view, valid as long as it is held. KeyError if the symbol is not known.
+
+        The bytes under a view change in one case only: `source` returns REPLACED for that SID.
+        """
+
+    def known(self, sid: int) -> bool:
+        """Received or decoded."""
+
+    def received(self, sid: int) -> bool:
+        """Received as a source, before or after it was decoded."""
+
+    @property
+    def symbol_size(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def prefix(self) -> int:
+        """All SIDs below are known; this one is not."""
+
+    @property
+    def highest(self) -> int:
+        """One past the highest SID that was received or lies in the coding set of any repair."""
+
+    @property
+    def rank(self) -> int:
+        """Independent repairs held, those of pending symbols included."""
+
+    @property
+    def deficit(self) -> int:
+        """Unknown SIDs below `highest`, minus `rank`: how many more useful packets complete the transfer so far."""
+
+    @property
+    def unknown_columns(self) -> int:
+        """Unknown SIDs that held repairs name; at most `max_unknown`."""
+
+    def known_ranges(self, max_ranges: int) -> list[tuple[int, int]]:
+        """The first `max_ranges` runs [start, stop) of known SIDs above `prefix`, ascending."""
+
+    def known_bitmap(self) -> bytes:
+        """Bit i of byte j: SID 8j + i is known. ceil(capacity / 8) bytes."""
+
+    def grow(self, capacity: int) -> None:
+        """Raise the capacity. ValueError if it is below the present one, or while a view of a symbol is held.
+
+        The present capacity is accepted and changes nothing.
+        """
+
+    def counters(self) -> dict[str, int]:
+        """Work and events since the beginning.
+
+        redundant, rejected (beyond a limit), contradictions: repairs dropped. row_operations: on coefficient rows.
+        payload_macs: multiply-adds over a symbol. recovered: symbols decoded. discarded: held repairs thrown away
+        because a decoded symbol proved wrong. compactions: of the stored repairs (rare).
+        """
+
+def _multiply(a: int, b: int) -> int: ...
+def _inverse(a: int) -> int: ...
+def _axpy(level: str, y: _Bytes, x: _Bytes, c: int) -> None: ...
+def _scal(level: str, y: _Bytes, c: int) -> None: ...
+def _dot(level: str, y: _Bytes, sources: list[_Bytes], coefficients: bytes) -> None: ...
