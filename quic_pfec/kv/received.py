@@ -1,0 +1,62 @@
+"""What the receiver of a hand-off gets: the cache as it was at the freeze, and which parts of it are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quic_pfec.kv.assemble import AssembledKV
+from quic_pfec.wire.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedKV:
+    """One hand-off at its freeze.
+
+    manifest: what the sender declared. kv: raw arrays with zeros where nothing came, and which rows are valid.
+    handle: names this cache in later requests of the peer. frozen_s, deadline_s: `time.monotonic()` of this machine.
+    """
+
+    manifest: Manifest
+    kv: AssembledKV
+    handle: int
+    frozen_s: float
+    deadline_s: float
+
+    @property
+    def complete(self) -> NDArray[np.bool_]:
+        """bool [units]: came whole, digest right."""
+        return self.kv.complete
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.kv.complete.all())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the raw arrays hold, in bytes."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.kv.arrays.layers)
+
+    def to_cache(self, config: Any, *, dtype: Any = None, device: Any = "cpu", base: Any = None) -> Any:
+        """A cache for a Hugging Face model of `config`, usable with `generate()`.
+
+        dtype: torch dtype or name, default the sender's own; base: the cache that an increment continues. Rows that did
+        not come are masked or zero as the manifest's `missing` says; for masks, `kv.attention.attach(model)` once.
+        Raises ImportError naming the extra, ValueError if the pieces do not fit the model.
+        """
+        from quic_pfec.kv import hf
+
+        whole = self.is_complete
+        return hf.to_cache(
+            self.kv.arrays,
+            None if whole or self.manifest.missing == "zero" else self.kv.row_valid,
+            config,
+            missing="zero" if self.manifest.missing == "zero" else "mask",
+            dtype=dtype or self.manifest.dtype,
+            device=device,
+            first_token=self.manifest.first_token,
+            base=base,
+        )

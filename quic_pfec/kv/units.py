@@ -1,0 +1,254 @@
+"""Bytes of a unit: packing, digest, dtype conversion and the finite check, all on raw bit patterns.
+
+numpy has no bfloat16, and a transport has no business interpreting values: a cache is held as unsigned integers of the
+element's width, and the little that must be known of its meaning (rounding to bf16, what is not finite) is bit
+arithmetic written out here. Within a unit the order is row, head, K then V, so that a row and head whose bytes all
+came is usable although the rest of its unit is lost; 8 bytes of xxh3_64 with the unit id as seed end it, because one
+bad repair can corrupt every symbol recovered with it (security section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from quic_pfec.kv.layout import LayerShape, Layout
+from quic_pfec.wire.errors import LocalError
+from quic_pfec.wire.manifest import DIGEST_SIZE
+
+__all__ = [
+    "RAW_DTYPE",
+    "BytesLike",
+    "KVArrays",
+    "RawArray",
+    "all_finite",
+    "bf16_to_fp32",
+    "byte_view",
+    "check_geometry",
+    "convert",
+    "digest",
+    "digest_ok",
+    "fp32_to_bf16",
+    "non_finite",
+    "pack_units",
+    "write_unit",
+]
+
+RawArray = npt.NDArray[Any]
+"""Bit patterns of KV elements: uint16 for bf16 and fp16, uint32 for fp32."""
+
+RAW_DTYPE: Final[dict[str, np.dtype[Any]]] = {"bf16": np.dtype("<u2"), "fp16": np.dtype("<u2"), "fp32": np.dtype("<u4")}
+"""Raw dtype of each dtype name; little endian, as on the wire."""
+
+BytesLike = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+"""Contiguous bytes in any of the forms that reach this package."""
+
+_NATIVE: Final[dict[str, np.dtype[Any]]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
+_EXPONENT: Final[dict[str, int]] = {"bf16": 0x7F80, "fp16": 0x7C00, "fp32": 0x7F800000}
+_FP16_MAX: Final = 65504.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVArrays:
+    """Keys and values of a cache, per layer, as raw bits `[kv_heads, tokens, head_dim]` of RAW_DTYPE[dtype].
+
+    Layers may differ in heads and head_dim, never in tokens. Raises LocalError with the layer that is wrong.
+    """
+
+    layers: tuple[tuple[RawArray, RawArray], ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in RAW_DTYPE:
+            raise LocalError(f"unknown dtype {self.dtype!r}, expected one of {', '.join(RAW_DTYPE)}")
+        if not self.layers:
+            raise LocalError("the cache has no layers")
+        raw = RAW_DTYPE[self.dtype]
+        for index, (keys, values) in enumerate(self.layers):
+            if keys.dtype != raw or values.dtype != raw:
+                raise LocalError(f"layer {index}: {self.dtype} needs {raw} bits, got {keys.dtype} and {values.dtype}")
+            if keys.ndim != 3 or keys.shape != values.shape:
+                raise LocalError(
+                    f"layer {index}: keys and values must both be [kv_heads, tokens, head_dim], "
+                    f"got {list(keys.shape)} and {list(values.shape)}"
+                )
+            if 0 in keys.shape:
+                raise LocalError(f"layer {index} is empty: {list(keys.shape)}")
+            if keys.shape[1] != self.tokens:
+                raise LocalError(f"layer {index} holds {keys.shape[1]} tokens, layer 0 holds {self.tokens}")
+
+    @classmethod
+    def of(cls, layers: Sequence[tuple[RawArray, RawArray]], dtype: str) -> KVArrays:
+        """Wrap arrays that may also be native floats: float16 as fp16, float32 as fp32 (viewed, never copied).
+
+        bfloat16 must come as uint16 bits. Raises LocalError.
+        """
+        native = _NATIVE.get(dtype)
+
+        def raw(array: RawArray) -> RawArray:
+            return array.view(RAW_DTYPE[dtype]) if native is not None and array.dtype == native else array
+
+        return cls(tuple((raw(keys), raw(values)) for keys, values in layers), dtype)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.layers[0][0].shape[1])
+
+    def shapes(self, sliding_windows: Sequence[int] | None = None) -> tuple[LayerShape, ...]:
+        """Shape of every layer; `sliding_windows` gives each one's attention window (0 = full), None = all full."""
+        if sliding_windows is not None and len(sliding_windows) != len(self.layers):
+            raise LocalError(f"{len(sliding_windows)} sliding windows for {len(self.layers)} layers")
+        windows = sliding_windows or [0] * len(self.layers)
+        return tuple(
+            LayerShape(int(keys.shape[0]), int(keys.shape[2]), window)
+            for (keys, _), window in zip(self.layers, windows, strict=True)
+        )
+
+    def convert(self, dtype: str) -> KVArrays:
+        """The same cache in another dtype (see `convert`); self if it is that already."""
+        if dtype == self.dtype:
+            return self
+        pairs = ((convert(keys, self.dtype, dtype), convert(values, self.dtype, dtype)) for keys, values in self.layers)
+        return KVArrays(tuple(pairs), dtype)
+
+
+def fp32_to_bf16(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
+    """Round float32 bit patterns to bfloat16, to nearest even; NaN stays NaN, overflow becomes Inf."""
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    # The carry would turn a NaN into Inf or wrap it to zero: truncate it instead, with the quiet bit set.
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    if nan.any():
+        rounded[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+    return rounded.astype(np.uint16)
+
+
+def bf16_to_fp32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
+    """Widen bfloat16 bit patterns to float32, exactly."""
+    return bits.astype(np.uint32) << np.uint32(16)
+
+
+def convert(bits: RawArray, source: str, target: str) -> RawArray:
+    """Convert raw bits of dtype `source` to raw bits of `target`, rounding to nearest even.
+
+    Finite values beyond fp16's range become its largest: the bf16 neighbour of an fp16 value may lie just outside it,
+    and an infinity there would ruin every logit. NaN and Inf keep their kind. Raises LocalError for unknown dtypes.
+    """
+    for dtype in (source, target):
+        if dtype not in RAW_DTYPE:
+            raise LocalError(f"unknown dtype {dtype!r}, expected one of {', '.join(RAW_DTYPE)}")
+    if source == target:
+        return bits
+    if source == "fp16":
+        wide = bits.view(_NATIVE["fp16"]).astype(_NATIVE["fp32"]).view(np.uint32)
+    else:
+        wide = bf16_to_fp32(bits) if source == "bf16" else bits
+    if target == "fp32":
+        return wide
+    if target == "bf16":
+        return fp32_to_bf16(wide)
+    values = wide.view(_NATIVE["fp32"])
+    narrow = np.where(np.isinf(values), values, np.clip(values, -_FP16_MAX, _FP16_MAX))
+    return narrow.astype(_NATIVE["fp16"]).view(RAW_DTYPE["fp16"])
+
+
+def non_finite(bits: RawArray, dtype: str) -> npt.NDArray[np.bool_]:
+    """Which elements are NaN or infinite: all exponent bits set. Same shape as `bits`."""
+    exponent = bits.dtype.type(_EXPONENT[dtype])
+    result: npt.NDArray[np.bool_] = np.equal(bits & exponent, exponent)
+    return result
+
+
+def all_finite(bits: RawArray, dtype: str) -> bool:
+    """Whether no element is NaN or infinite."""
+    return not bool(non_finite(bits, dtype).any())
+
+
+def byte_view(data: BytesLike) -> memoryview:
+    """Contiguous bytes as a view of bytes, without a copy. Raises TypeError if they are not contiguous."""
+    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+
+
+def digest(unit: int, body: BytesLike) -> bytes:
+    """Digest of a unit's KV bytes: xxh3_64 with the unit id as seed, little endian (wire-format section 8)."""
+    return xxhash.xxh3_64_intdigest(byte_view(body), seed=unit).to_bytes(DIGEST_SIZE, "little")
+
+
+def digest_ok(unit: int, data: BytesLike) -> bool:
+    """Whether the last 8 bytes of `data` are the digest of the others, as unit `unit`; never for fewer bytes."""
+    view = byte_view(data)
+    if view.nbytes < DIGEST_SIZE:
+        return False
+    return view[-DIGEST_SIZE:] == digest(unit, view[:-DIGEST_SIZE])
+
+
+def write_unit(layout: Layout, arrays: KVArrays, unit: int, out: npt.NDArray[np.uint8]) -> None:
+    """Pack one unit with its digest into `out`, uint8 [layout.unit_nbytes(unit)], contiguous.
+
+    `arrays` must be in the layout's wire dtype and of its geometry (`check_geometry`). Raises LocalError for a wrong
+    unit or a wrong size.
+    """
+    start, stop = layout.row_range(unit)
+    if out.nbytes != layout.unit_nbytes(unit):
+        raise LocalError(f"unit {unit} has {layout.unit_nbytes(unit)} bytes, the destination {out.nbytes}")
+    keys, values = arrays.layers[layout.layer_of(unit)]
+    shape = layout.layers[layout.layer_of(unit)]
+    body = out[:-DIGEST_SIZE].view(keys.dtype).reshape(stop - start, shape.kv_heads, 2, shape.head_dim)
+    body[:, :, 0] = keys[:, start:stop].transpose(1, 0, 2)
+    body[:, :, 1] = values[:, start:stop].transpose(1, 0, 2)
+    out[-DIGEST_SIZE:] = np.frombuffer(digest(unit, out[:-DIGEST_SIZE]), dtype=np.uint8)
+
+
+def check_geometry(layout: Layout, arrays: KVArrays) -> None:
+    """Raise LocalError unless `arrays` has the layout's wire dtype, tokens and layer shapes."""
+    if arrays.dtype != layout.wire_dtype:
+        raise LocalError(f"the layout sends {layout.wire_dtype}, the arrays hold {arrays.dtype}")
+    expected = [(shape.kv_heads, layout.tokens, shape.head_dim) for shape in layout.layers]
+    actual = [keys.shape for keys, _ in arrays.layers]
+    if len(actual) != len(expected):
+        raise LocalError(f"the layout has {len(expected)} layers, the arrays {len(actual)}")
+    for index, (want, have) in enumerate(zip(expected, actual, strict=True)):
+        if want != have:
+            raise LocalError(f"layer {index}: the layout has {list(want)}, the arrays {list(have)}")
+
+
+def pack_units(
+    layout: Layout, arrays: KVArrays, order: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Pack every unit, digests included, one behind the other in the order of sending.
+
+    `order` is a permutation of all unit ids, int32 [unit_count]. Returns the bytes, uint8, and offsets, int64
+    [unit_count + 1]: the i-th unit sent lies at `offsets[i]:offsets[i + 1]`. Raises LocalError.
+    """
+    check_geometry(layout, arrays)
+    if order.shape != (layout.unit_count,) or not np.array_equal(np.sort(order), np.arange(layout.unit_count)):
+        raise LocalError(f"the order must be a permutation of {layout.unit_count} units")
+    offsets = np.zeros(layout.unit_count + 1, dtype=np.int64)
+    np.cumsum(layout.unit_sizes()[order], out=offsets[1:])
+    packed = np.empty(int(offsets[-1]), dtype=np.uint8)  # every byte is written below: the units tile it
+    starts = np.empty(layout.unit_count, dtype=np.int64)
+    starts[order] = offsets[:-1]
+    for layer, columns in enumerate(starts.reshape(-1, layout.columns)):
+        _pack_layer(layout, arrays, layer, columns.tolist(), packed)
+    return packed, offsets
+
+
+def _pack_layer(layout: Layout, arrays: KVArrays, layer: int, starts: list[int], packed: npt.NDArray[np.uint8]) -> None:
+    # The whole layer is interleaved at once; its units are then slices of it, at the cost of one copy each.
+    keys, values = arrays.layers[layer]
+    shape = layout.layers[layer]
+    rows = np.empty((layout.tokens, shape.kv_heads, 2, shape.head_dim), dtype=keys.dtype)
+    rows[:, :, 0] = keys.transpose(1, 0, 2)
+    rows[:, :, 1] = values.transpose(1, 0, 2)
+    source = byte_view(rows.reshape(-1).view(np.uint8))
+    target = packed.data
+    column_nbytes = layout.block_tokens * shape.kv_heads * 2 * shape.head_dim * layout.itemsize
+    for column, start in enumerate(starts):
+        body = source[column * column_nbytes : (column + 1) * column_nbytes]
+        stop = start + body.nbytes
+        target[start:stop] = body
+        target[stop : stop + DIGEST_SIZE] = digest(layer * layout.columns + column, body)

@@ -1,0 +1,102 @@
+"""quic_pfec.kv.order: permutations, ties, and the two scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quic_pfec.kv.layout import LayerShape, Layout
+from quic_pfec.kv.order import ORDERS, check_utility, j_block, j_frac, order_units
+from quic_pfec.wire.errors import LocalError
+
+
+def layout_of(layers: int, columns: int) -> Layout:
+    return Layout((LayerShape(1, 2),) * layers, tokens=16 * columns - 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers=st.integers(1, 8), columns=st.integers(1, 12), seed=st.integers(0, 2**32 - 1), levels=st.integers(1, 5))
+def test_orders_are_permutations_and_utility_descends(layers: int, columns: int, seed: int, levels: int) -> None:
+    layout = layout_of(layers, columns)
+    # Few distinct levels: many ties.
+    utility = np.random.default_rng(seed).integers(1, levels + 1, layout.unit_count).astype(np.float64)
+    for order in ORDERS:
+        permutation = order_units(layout, order, utility)
+        assert permutation.dtype == np.int32
+        assert sorted(permutation.tolist()) == list(range(layout.unit_count))
+    sent = [
+        (-utility[unit], unit % columns, unit // columns) for unit in order_units(layout, "utility", utility).tolist()
+    ]
+    assert sent == sorted(sent)
+
+
+def test_the_three_orders_by_hand() -> None:
+    layout = layout_of(2, 3)  # units 0 1 2 of layer 0, 3 4 5 of layer 1
+    assert order_units(layout, "fifo").tolist() == [0, 1, 2, 3, 4, 5]
+    assert order_units(layout, "prefix").tolist() == [0, 3, 1, 4, 2, 5]
+    utility = np.array([1.0, 5.0, 1.0, 1.0, 5.0, 9.0])
+    assert order_units(layout, "utility", utility).tolist() == [5, 1, 4, 0, 3, 2]
+    assert order_units(layout, "utility", np.ones(6)).tolist() == order_units(layout, "prefix").tolist()
+
+
+@pytest.mark.parametrize(
+    ("utility", "reason"),
+    [
+        (None, "needs a utility"),
+        (np.ones(5), "there are 6 units"),
+        (np.ones((2, 3)), "there are 6 units"),
+        (np.zeros(6), "zero everywhere"),
+        (np.array([1, 1, 1, 1, 1, -1e-9]), "not negative"),
+        (np.array([1, 1, 1, 1, 1, np.nan]), "finite"),
+        (np.array([1, 1, 1, 1, 1, np.inf]), "finite"),
+    ],
+)
+def test_utility_that_cannot_order(utility: np.ndarray | None, reason: str) -> None:
+    with pytest.raises(LocalError, match=reason):
+        order_units(layout_of(2, 3), "utility", utility)
+    if utility is not None:
+        with pytest.raises(LocalError, match=reason):
+            check_utility(layout_of(2, 3), utility)
+
+
+def test_unknown_order() -> None:
+    with pytest.raises(LocalError, match=r"unknown order 'lifo', expected one of utility, prefix, fifo"):
+        order_units(layout_of(1, 1), "lifo")
+
+
+def test_scores_by_hand() -> None:
+    utility = np.array([4.0, 3.0, 2.0, 1.0])
+    complete = np.array([True, False, True, False])
+    assert j_block(utility, complete) == pytest.approx(0.6)
+    assert j_frac(utility, np.array([24, 12, 24, 0]), np.full(4, 24)) == pytest.approx(0.75)
+    assert j_frac(utility, np.array([1, 0, 3, 2]), np.array([1, 3, 3, 4])) == pytest.approx(0.65)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    units=st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 255), st.floats(0, 1)), min_size=1, max_size=50),
+)
+def test_scores_are_bounded_and_ordered(units: list[tuple[float, int, float]]) -> None:
+    utility = np.array([unit[0] for unit in units]) + 1e-3
+    total = np.array([unit[1] for unit in units])
+    present = np.floor(total * np.array([unit[2] for unit in units])).astype(np.int64)
+    assert 0.0 <= j_block(utility, present == total) <= j_frac(utility, present, total) + 1e-12
+    assert j_frac(utility, present, total) <= 1.0
+    assert j_block(utility, np.ones(len(units), dtype=bool)) == 1.0
+    assert j_frac(utility, total, total) == 1.0
+    assert j_frac(utility, np.zeros_like(total), total) == 0.0
+
+
+def test_scores_refuse_what_they_cannot_mean() -> None:
+    ones = np.ones(2)
+    with pytest.raises(LocalError, match="zero everywhere"):
+        j_block(np.zeros(2), np.array([True, True]))
+    with pytest.raises(LocalError, match="what arrived"):
+        j_block(ones, np.array([True]))
+    with pytest.raises(LocalError, match="present has shape"):
+        j_frac(ones, np.array([1]), np.array([1, 1]))
+    for present, total in (([2, 0], [1, 1]), ([-1, 0], [1, 1]), ([0, 0], [0, 1])):
+        with pytest.raises(LocalError, match="between 0 and total"):
+            j_frac(ones, np.array(present), np.array(total))
