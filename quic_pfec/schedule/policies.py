@@ -51,7 +51,7 @@ class Fixed:
     window: Window = "sack"
 
     def decide(self, state: State) -> Action:
-        due = int(self.rate * state.sources_sent + 1e-9)  # ten times 0.1 is one
+        due = int(self.rate * state.sources_sent + 1e-9)  # 0.29 * 100 is 29
         if state.can_repair and state.repairs_sent < due:
             return REPAIR
         if state.can_source:

@@ -61,7 +61,6 @@ class Ledger:
         self._priority = priority
         self._state: NDArray[np.uint8] = np.zeros(symbols + 1, dtype=np.uint8)  # one sentinel, never KNOWN
         self._at = memoryview(self._state.data)  # scalar access: a tenth of what numpy takes
-        self._last_token: NDArray[np.int64] = np.full(symbols, -1, dtype=np.int64)
         self._tokens: list[int] = []  # token -> sid, _REPAIR, or _SETTLED once its fate is known
         self._fated = 0  # 1 + highest sid whose first fate is known: where the unbroken tail in flight begins
         self._lost_heap: list[tuple[float, int]] = []
@@ -97,7 +96,6 @@ class Ledger:
         token = len(self._tokens)
         self._tokens.append(sid)
         self._at[sid] = IN_FLIGHT
-        self._last_token[sid] = token
         self.in_flight += 1
         return token
 
@@ -117,7 +115,7 @@ class Ledger:
         self._fated = max(self._fated, sid + 1)
         if delivered:
             self._mark_known(sid)
-        elif self._last_token[sid] == token and self._at[sid] == IN_FLIGHT:
+        elif self._at[sid] == IN_FLIGHT:  # by this very packet: a symbol leaves again only after it was lost
             self._at[sid] = LOST
             self.in_flight -= 1
             self.known_lost += 1

@@ -42,7 +42,7 @@ def to_bitmap(flags: NDArray[np.bool_]) -> bytes:
 
 
 def symbols_digest(sids: Iterable[int], symbol: Callable[[int], memoryview]) -> int:
-    """Low 62 bits of xxh3_64 over the symbols in the order given; both ends can say whether they hold the same bytes."""
+    """Low 62 bits of xxh3_64 over the symbols in the order given: whether both ends hold the same bytes."""
     state = xxhash.xxh3_64()
     for sid in sids:
         state.update(symbol(sid))

@@ -1,0 +1,275 @@
+"""The ledger against a model of plain sets: random sends, fates in any order, feedback in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quic_pfec.transfer.ledger import Ledger, LossEstimate, repair_header
+from quic_pfec.wire.frames import RepairFrame, parse_repair
+from quic_pfec.wire.limits import Limits
+
+SYMBOLS = 40
+Set = tuple[int, int, bytes, int, int]
+
+
+def ledger(symbols: int = SYMBOLS, priority: list[float] | None = None) -> Ledger:
+    order = np.zeros(symbols) if priority is None else np.array(priority)
+    return Ledger(order, LossEstimate())
+
+
+def ids(coding_set: Set) -> list[int]:
+    """The ids that a coding set names."""
+    first, head_span, head, tail_offset, tail_span = coding_set
+    named = [first + i for i in range(head_span) if head[i // 8] >> i % 8 & 1]
+    start = first + head_span + tail_offset
+    return named + list(range(start, start + tail_span))
+
+
+def check_legal(coding_set: Set, limits: Limits) -> None:
+    """The strict parser takes a repair with this coding set."""
+    frame = RepairFrame(repair_header(0, 0, 48, coding_set), bytes(64))
+    parsed, _ = parse_repair(frame.body(), 0, limits)
+    assert parsed.header == frame.header
+
+
+class Naive:
+    """The same knowledge in sets of ids; slow and obvious."""
+
+    def __init__(self, priority: list[float]) -> None:
+        self.priority = priority
+        self.next = 0
+        self.tokens: list[int | None] = []  # what each packet carried: a sid, or None for a repair
+        self.settled: set[int] = set()
+        self.known: set[int] = set()
+        self.lost: set[int] = set()
+        self.flying: dict[int, int] = {}  # sid -> token of the packet that carried it last
+        self.fated = 0
+
+    def send(self, sid: int | None) -> int:
+        self.tokens.append(sid)
+        if sid is not None:
+            self.next = max(self.next, sid + 1)
+            self.lost.discard(sid)
+            self.flying[sid] = len(self.tokens) - 1
+        return len(self.tokens) - 1
+
+    def most_useful_loss(self) -> int:
+        return min(self.lost, key=lambda sid: (self.priority[sid], sid))
+
+    def learn(self, sid: int) -> None:
+        self.known.add(sid)
+        self.lost.discard(sid)
+        self.flying.pop(sid, None)
+        self.fated = max(self.fated, sid + 1)
+
+    def fate(self, token: int, delivered: bool) -> None:
+        sid = self.tokens[token]
+        if token in self.settled:
+            return
+        self.settled.add(token)
+        if sid is None:
+            return
+        self.fated = max(self.fated, sid + 1)
+        if delivered:
+            self.learn(sid)
+        elif self.flying.get(sid) == token:
+            del self.flying[sid]
+            self.lost.add(sid)
+
+    @property
+    def repairs_in_flight(self) -> int:
+        return sum(sid is None and token not in self.settled for token, sid in enumerate(self.tokens))
+
+    @property
+    def unresolved(self) -> list[int]:
+        return sorted(self.lost | set(self.flying))
+
+    @property
+    def prefix(self) -> int:
+        return next(sid for sid in range(SYMBOLS + 1) if sid not in self.known)
+
+
+sends = st.tuples(st.sampled_from(["source", "source", "source", "resend", "repair"]), st.just(0), st.just(False))
+fates = st.tuples(st.just("fate"), st.integers(0, 10_000), st.booleans())
+feedback = st.tuples(st.just("feedback"), st.integers(0, 10_000), st.integers(1, 12))
+events = st.lists(st.one_of(sends, sends, fates, feedback), max_size=120)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    events=events,
+    priority=st.lists(st.integers(0, 3), min_size=SYMBOLS, max_size=SYMBOLS),
+    max_window=st.sampled_from([3, 8, 20, 4096]),
+    max_head=st.sampled_from([8, 256]),
+)
+def test_against_sets(events: list[tuple[str, int, Any]], priority: list[int], max_window: int, max_head: int) -> None:
+    order = [float(value) for value in priority]
+    naive, real = Naive(order), ledger(priority=order)
+    limits = Limits(max_window=max_window, max_degree=min(255, max_window)) if max_window >= 48 else None
+    for kind, number, value in events:
+        if kind == "source" and naive.next < SYMBOLS:
+            sid = naive.next
+            assert real.send_source() == (sid, naive.send(sid))
+        elif kind == "resend" and naive.lost:
+            sid = naive.most_useful_loss()
+            assert real.send_lost() == (sid, naive.send(sid))
+        elif kind == "repair":
+            assert real.send_repair() == naive.send(None)
+        elif kind == "fate" and naive.tokens:  # in any order, some of them twice
+            token = number % len(naive.tokens)
+            naive.fate(token, value)
+            real.fate(token, value)
+        elif kind == "feedback" and naive.next:
+            start = number % naive.next
+            stop = min(naive.next, start + value)
+            for sid in range(start, stop):
+                naive.learn(sid)
+            real.learn_known(start, stop)
+
+        assert real.next == naive.next
+        assert real.prefix == naive.prefix
+        assert real.in_flight == len(naive.flying)
+        assert real.known_lost == len(naive.lost)
+        assert real.known == len(naive.known)
+        assert real.repairs_in_flight == naive.repairs_in_flight
+        assert real.unresolved == len(naive.unresolved)
+        if not naive.unresolved:
+            continue
+
+        unresolved = naive.unresolved
+        pruned = real.sack_set(max_window, max_head)
+        named = ids(pruned)
+        head = [sid for sid in unresolved if sid < naive.fated]
+        fits = unresolved[-1] - unresolved[0] < max_window and (not head or head[-1] - head[0] < max_head)
+        if fits:
+            assert named == unresolved
+        else:
+            assert set(named) < set(unresolved)
+            if max_window > SYMBOLS:  # no gap is out of reach: in the end every symbol has had its turn
+                turns = [real.sack_set(max_window, max_head) for _ in range(8 * SYMBOLS)]
+                assert {sid for turn in turns for sid in ids(turn)} == set(unresolved)
+        assert named[-1] - named[0] < max_window
+        assert pruned[1] <= max_head
+        full = real.full_set(max_window)
+        assert ids(full) == list(range(naive.prefix, min(naive.next, naive.prefix + max_window)))
+        if limits is not None:
+            check_legal(pruned, limits)
+            check_legal(full, limits)
+
+
+def test_a_resend_waits_for_its_own_fate() -> None:
+    book = ledger(3)
+    _, first = book.send_source()
+    book.fate(first, False)
+    sid, second = book.send_lost()
+    assert (sid, book.in_flight, book.known_lost) == (0, 1, 0)
+    book.fate(first, False)  # said twice
+    assert (book.in_flight, book.known_lost) == (1, 0)
+    book.fate(second, False)
+    assert (book.in_flight, book.known_lost) == (0, 1)
+    assert book.loss.losses == 2
+
+
+def test_a_symbol_known_by_feedback_is_not_lost_by_a_later_fate() -> None:
+    book = ledger(3)
+    _, token = book.send_source()
+    book.learn_known(0, 1)
+    book.fate(token, False)
+    assert (book.prefix, book.known, book.unresolved) == (1, 1, 0)
+    assert book.loss.losses == 1  # the packet was lost all the same
+
+
+def test_resends_go_by_priority_and_skip_what_became_known() -> None:
+    book = ledger(5, [4.0, 1.0, 3.0, 1.0, 2.0])
+    tokens = [book.send_source()[1] for _ in range(5)]
+    for token in tokens:
+        book.fate(token, False)
+    book.learn_known(3, 4)
+    assert [book.send_lost()[0] for _ in range(4)] == [1, 4, 2, 0]
+    assert book.known_lost == 0
+
+
+def test_the_prefix_passes_long_runs() -> None:
+    book = ledger(3000)
+    for _ in range(3000):
+        book.send_source()
+    book.learn_known(1, 2000)
+    book.learn_known(2001, 3000)
+    assert book.prefix == 0
+    book.learn_known(0, 1)
+    assert book.prefix == 2000
+    book.learn_known(0, 2500)
+    assert (book.prefix, book.known, book.unresolved) == (3000, 3000, 0)
+
+
+def test_losses_that_feedback_undoes_leave_nothing_behind() -> None:
+    book = ledger(20_000)
+    for start in range(0, 20_000, 100):
+        for token in [book.send_source()[1] for _ in range(100)]:
+            book.fate(token, False)
+        book.learn_known(start, start + 100)
+    assert book.known_lost == 0
+    assert len(book._lost_heap) < 400
+
+
+def wide(lost_sids: set[int]) -> tuple[Ledger, list[int]]:
+    """600 symbols sent, the fate of 500 known, all of them delivered but those."""
+    book = ledger(1000)
+    tokens = [book.send_source()[1] for _ in range(600)]
+    for sid in range(500):
+        book.fate(tokens[sid], sid not in lost_sids)
+    return book, tokens
+
+
+def test_a_head_that_is_too_wide_begins_with_the_oldest() -> None:
+    lost = {0, 100, 200, 300, 400}
+    assert ids(wide(lost)[0].sack_set(4096, 256)) == [0, 100, 200, *range(500, 600)]
+    assert ids(wide(lost)[0].sack_set(4096, 8)) == [0, *range(500, 600)]
+    assert ids(wide(lost)[0].sack_set(550, 1024)) == [0, 100, 200, 300, 400, *range(500, 550)]
+    assert ids(wide(lost)[0].sack_set(300, 1024)) == [0, 100, 200]  # nothing of the tail within reach
+
+
+def test_resends_in_flight_take_turns_when_the_head_is_too_wide() -> None:
+    """None is known to be lost again, so one repair each; a run of repairs must not pass over the later ones."""
+    book, _ = wide({0, 100, 200, 300, 400, 499})
+    resent = [book.send_lost() for _ in range(6)]
+    heads = [ids(book.sack_set(4096, 256))[:-100] for _ in range(4)]
+    assert heads == [[0, 100, 200], [300, 400, 499]] * 2
+    book.fate(resent[0][1], True)
+    assert ids(book.sack_set(4096, 256))[:-100] == [100, 200, 300]
+
+
+def test_known_losses_keep_their_turn_until_they_should_be_solved() -> None:
+    book, _ = wide({0, 100, 200, 300, 400, 499})
+    heads = [ids(book.sack_set(4096, 256))[:-100] for _ in range(40)]
+    assert heads == [[0, 100, 200]] * 16 + [[300, 400, 499]] * 16 + [[0, 100, 200]] * 8
+
+
+def test_loss_estimates() -> None:
+    loss = LossEstimate()
+    assert (loss.short, loss.long) == (0.05, 0.05)
+    loss.add(True)
+    assert loss.short == pytest.approx(0.05 + 0.01 * 0.95)
+    assert loss.long == pytest.approx(2 / 21)
+    for _ in range(2000):
+        loss.add(False)
+    assert loss.short == 0.002
+    for _ in range(5000):
+        loss.add(True)
+    assert (loss.short, loss.long) == (0.6, 0.6)
+    assert LossEstimate(fates=1000, losses=80).short == 0.08
+
+
+def test_a_probe_is_no_loss_but_is_sent_again() -> None:
+    book = ledger(2)
+    _, token = book.send_source()
+    book.fate(token, False, probe=True)
+    assert (book.loss.fates, book.loss.losses, book.known_lost) == (0, 0, 1)
+    repair = book.send_repair()
+    book.fate(repair, False)
+    assert (book.loss.losses, book.repairs_in_flight) == (1, 0)

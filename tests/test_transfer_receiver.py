@@ -1,0 +1,662 @@
+"""The receiver: symbols to units, the freeze, the feedback, and every way in which a peer can be wrong."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quic_pfec.fec.codec import Encoder
+from quic_pfec.transfer import receiver as module
+from quic_pfec.transfer.receiver import Event, Frozen, ManifestReceived, Receiver, UnitReceived
+from quic_pfec.transfer.units import DigestSink
+from quic_pfec.wire.errors import AppCode, ErrorCode, PeerError
+from quic_pfec.wire.frames import (
+    AckStatus,
+    ManifestFrame,
+    PfecAckFrame,
+    RepairFrame,
+    SourceFrame,
+    parse_pfec_ack,
+)
+from quic_pfec.wire.limits import Limits
+from tests.transfer_world import MANIFEST, SIZE, World, manifest_frame, receiver, world
+
+WORLD = world([4] * 10)
+SMALL = Limits(initial_credit=16)
+
+
+def units(events: list[Event]) -> list[int]:
+    return [event.unit for event in events if isinstance(event, UnitReceived)]
+
+
+def frozen(events: list[Event]) -> list[Frozen]:
+    return [event for event in events if isinstance(event, Frozen)]
+
+
+@contextmanager
+def fails(code: int, application: bool = False) -> Iterator[None]:
+    with pytest.raises(PeerError) as caught:
+        yield
+    assert (caught.value.code, caught.value.application) == (code, application)
+
+
+def feed(into: Receiver, sids: list[int] | range, now: float = 0.1, of: World = WORLD) -> list[Event]:
+    return into.receive_batch([of.source(sid) for sid in sids], now)
+
+
+class Keep(DigestSink):
+    """Keeps the units that it accepts."""
+
+    def __init__(self) -> None:
+        self.data: dict[int, bytes] = {}
+
+    def write_unit(self, unit: int, data: bytes) -> bool:
+        accepted = super().write_unit(unit, data)
+        if accepted:
+            self.data[unit] = data
+        return accepted
+
+
+def expected(of: World, unit: int) -> bytes:
+    return b"".join(bytes(of.encoder.symbol(int(sid)))[4:] for sid in np.flatnonzero(of.unit_of_sid == unit))
+
+
+# the way of a symbol
+
+
+def test_units_come_out_as_they_complete() -> None:
+    sink = Keep()
+    got = receiver(WORLD, sink=sink)
+    assert units(feed(got, [0, 2, 3, 7])) == []
+    assert units(feed(got, [1])) == [0]
+    assert units(feed(got, [6, 4, 8, 5])) == [1]
+    assert sink.data == {0: expected(WORLD, 0), 1: expected(WORLD, 1)}
+    assert got.stats.source == 9
+
+
+def test_repairs_recover_what_was_lost() -> None:
+    sink = Keep()
+    got = receiver(WORLD, sink=sink)
+    feed(got, [sid for sid in range(40) if sid not in {3, 17, 18}])
+    assert got.receive_batch([WORLD.repair(0, 0, 40)], 0.2) == []
+    got.receive_batch([WORLD.repair(1, 3, 20)], 0.2)
+    events = got.receive_batch([WORLD.repair(2, 16, 10)], 0.2)
+    assert sorted(units(events)) == [0, 4]
+    assert frozen(events) == [Frozen(complete=True)]
+    assert sink.data == {unit: expected(WORLD, unit) for unit in range(10)}
+    assert (got.stats.recovered, got.stats.repairs_useful, got.stats.source) == (3, 3, 37)
+
+
+def test_symbols_before_the_manifest_are_kept() -> None:
+    got = Receiver(0, Limits(), 0.0)
+    assert feed(got, range(2, 38)) == []
+    got.receive_batch([WORLD.repair(0, 0, 2), WORLD.repair(1, 0, 2)], 0.1)
+    (event,) = got.receive_batch([manifest_frame()], 0.2)
+    assert event == ManifestReceived(MANIFEST)
+    events = got.accept(WORLD.sizes, WORLD.symbols, SIZE, DigestSink(), 0.2)
+    assert sorted(units(events)) == list(range(9))
+    assert got.feedback(0.2).credit == 4096
+    assert frozen(feed(got, [38, 39])) == [Frozen(complete=True)]
+
+
+def test_the_manifest_grants_credit_for_the_whole_transfer() -> None:
+    got = Receiver(0, SMALL, 0.0)
+    feed(got, range(10))
+    assert got.feedback(0.1).credit == 16
+    got.receive_batch([manifest_frame()], 0.1)
+    got.accept(WORLD.sizes, WORLD.symbols, SIZE, DigestSink(), 0.1)
+    assert got.feedback(0.2).credit == 40
+    assert frozen(feed(got, range(10, 40)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10_000), accept_after=st.integers(0, 60), loss=st.floats(0.0, 0.9))
+def test_any_order_any_duplicates(seed: int, accept_after: int, loss: float) -> None:
+    """The units are right, and every PFEC_ACK is legal, never goes backwards and claims nothing untrue."""
+    chance = random.Random(seed)
+    frames: list[SourceFrame | RepairFrame] = [WORLD.source(sid) for sid in range(40) if chance.random() > loss]
+    frames += [WORLD.repair(n, *_span(chance), degree=chance.choice([1, 3, 48])) for n in range(chance.randrange(30))]
+    frames += chance.sample(frames, len(frames) // 3)
+    chance.shuffle(frames)
+    sink = Keep()
+    got = Receiver(0, Limits(), 0.0)
+    got.receive_batch([manifest_frame(10.0)], 0.0)
+    before: PfecAckFrame | None = None
+    for number, frame in enumerate(frames):
+        now = 0.001 * number
+        got.receive_batch([frame], now)
+        if number == accept_after:
+            got.accept(WORLD.sizes, WORLD.symbols, SIZE, sink, now)
+        ack = got.feedback(now)
+        assert parse_pfec_ack(ack.body(), 0, Limits())[0] == ack
+        known = got.known_bitmap()
+        for start, stop in [(0, ack.next_sid), *ack.ranges]:
+            assert all(known[sid // 8] >> sid % 8 & 1 for sid in range(start, stop))
+        assert ack.next_sid + ack.seen_span <= 40
+        if before is not None:
+            assert ack.sequence == before.sequence + 1
+            assert (ack.next_sid, ack.credit) >= (before.next_sid, before.credit)
+        before = ack
+    if got.units is None:
+        got.accept(WORLD.sizes, WORLD.symbols, SIZE, sink, 1.0)
+    got.on_timer(10.0)
+    assert got.status is not AckStatus.RUNNING
+    assert got.units is not None
+    assert sorted(sink.data) == list(np.flatnonzero(got.units.complete))
+    assert all(data == expected(WORLD, unit) for unit, data in sink.data.items())
+
+
+def _span(chance: random.Random) -> tuple[int, int]:
+    first = chance.randrange(40)
+    return first, chance.randint(1, 40 - first)
+
+
+# bad input; the numbers are rows of the table in the security notes
+
+
+def test_row_5_symbols_of_another_size() -> None:
+    got = receiver(WORLD)
+    feed(got, [0])
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.receive_batch([SourceFrame(0, 1, bytes(SIZE + 1))], 0.1)
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        header = WORLD.repair(0, 0, 4).header
+        got.receive_batch([RepairFrame(header, bytes(SIZE - 1))], 0.1)
+
+
+@pytest.mark.parametrize("size", [0, 63, 1415, 16_000])
+def test_row_5_the_first_symbol_sets_a_size_within_limits(size: int) -> None:
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        Receiver(0, Limits(), 0.0).receive_batch([SourceFrame(0, 0, bytes(size))], 0.1)
+
+
+def test_row_5_early_symbols_must_have_the_size_of_the_manifest() -> None:
+    got = Receiver(0, Limits(), 0.0)
+    got.receive_batch([SourceFrame(0, 0, bytes(SIZE + 8)), manifest_frame()], 0.0)
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.accept(WORLD.sizes, WORLD.symbols, SIZE, DigestSink(), 0.0)
+
+
+def test_row_6_ids_beyond_the_transfer() -> None:
+    got = receiver(WORLD)
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.receive_batch([SourceFrame(0, 40, bytes(SIZE))], 0.1)
+    larger = world([4] * 11)
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.receive_batch([larger.repair(0, 30, 11)], 0.1)
+
+
+@pytest.mark.parametrize("kind", ["source", "repair"])
+def test_row_6_early_ids_are_checked_when_the_manifest_comes(kind: str) -> None:
+    larger = world([4] * 11)
+    got = Receiver(0, Limits(), 0.0)
+    frame = larger.source(40) if kind == "source" else larger.repair(0, 30, 11)
+    got.receive_batch([frame, manifest_frame()], 0.0)
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.accept(WORLD.sizes, WORLD.symbols, SIZE, DigestSink(), 0.0)
+
+
+def test_rows_7_and_11_ids_beyond_the_credit() -> None:
+    got = Receiver(0, SMALL, 0.0)
+    feed(got, [15])
+    with fails(ErrorCode.FLOW_CONTROL_ERROR):
+        feed(got, [16])
+    got.receive_batch([WORLD.repair(0, 10, 6)], 0.1)
+    with fails(ErrorCode.FLOW_CONTROL_ERROR):
+        got.receive_batch([WORLD.repair(1, 10, 7)], 0.1)
+
+
+def test_row_8_duplicates_are_counted_and_ignored() -> None:
+    got = receiver(WORLD)
+    feed(got, [0, 1, 2])
+    feed(got, [2, 1, 1])
+    assert (got.stats.source, got.stats.duplicate) == (3, 3)
+
+
+def test_row_9_two_versions_of_a_received_symbol() -> None:
+    got = receiver(WORLD)
+    feed(got, [0])
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.receive_batch([WORLD.source(0, of=1)], 0.1)
+
+
+def test_row_9_what_was_received_wins_over_what_was_decoded() -> None:
+    sink = Keep()
+    got = receiver(WORLD, sink=sink)
+    feed(got, [0, 1, 3])
+    got.receive_batch([WORLD.repair(0, 0, 4, lie=True)], 0.1)  # gives a wrong symbol 2
+    assert (got.stats.recovered, got.stats.corrupt_units + got.stats.misplaced) == (1, 1)
+    assert units(feed(got, [2])) == [0]
+    assert sink.data[0] == expected(WORLD, 0)
+    assert got.stats.contradictions == 1
+    assert units(feed(got, range(4, 8))) == [1]
+
+
+def test_row_9_a_poisoned_symbol_that_poses_as_another_closes_no_honest_resend() -> None:
+    """Symbol 1 is decoded as a copy of symbol 2, header and all; then the honest symbols 1 and 2 come."""
+    poisoned = Encoder(SIZE, 4)
+    for sid in (0, 2, 2, 3):
+        poisoned.push(WORLD.encoder.symbol(sid))
+    header = WORLD.repair(0, 1, 1).header
+    lie = poisoned.repair(0, 0, 1, 255, 0, b"", 0, 1)
+    for honest in ([2, 1], [1, 2]):
+        sink = Keep()
+        got = receiver(WORLD, sink=sink)
+        feed(got, [0, 3])
+        got.receive_batch([RepairFrame(header, lie)], 0.1)
+        assert got.stats.recovered == 1
+        events = feed(got, honest[:1]) + feed(got, honest[1:])
+        assert units(events) == [0]
+        assert sink.data[0] == expected(WORLD, 0)
+
+
+def test_row_12_repairs_of_known_symbols() -> None:
+    got = receiver(WORLD)
+    feed(got, range(8))
+    got.receive_batch([WORLD.repair(0, 0, 8), WORLD.repair(1, 2, 3)], 0.1)
+    assert (got.stats.repairs_useless, got.stats.repairs_useful) == (2, 0)
+
+
+def test_row_13_more_unknowns_than_the_decoder_takes() -> None:
+    got = receiver(WORLD, limits=Limits(max_unknown=8))
+    got.receive_batch([WORLD.repair(0, 0, 20)], 0.1)
+    assert (got.stats.repairs_dropped, got.stats.repairs_useful) == (1, 0)
+    assert frozen(feed(got, range(40)))  # no harm done
+
+
+def test_row_14_a_flood_of_useless_repairs_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "USELESS_ALLOWANCE", 50)
+    got = receiver(WORLD)
+    got.receive_batch([WORLD.repair(n, 0, 30) for n in range(29)], 0.1)
+    assert got.stats.repairs_useful == 29
+    assert got._decoder is not None
+    repeated = WORLD.repair(0, 0, 30)
+    for _ in range(50):
+        got.receive_batch([repeated], 0.1)
+    work = got._decoder.counters()["row_operations"]
+    for _ in range(500):
+        got.receive_batch([repeated], 0.1)
+    assert got._decoder.counters()["row_operations"] == work
+    assert (got.stats.repairs_useless, got.stats.repairs_dropped) == (50, 500)
+    feed(got, [35])  # useful traffic earns the right to another one
+    got.receive_batch([WORLD.repair(29, 0, 30)], 0.1)
+    assert got.stats.repairs_useful == 30
+
+
+def test_row_15_contradicting_repairs_close_the_second_time() -> None:
+    got = receiver(WORLD)
+    feed(got, range(4))
+    got.receive_batch([WORLD.repair(0, 2, 1, lie=True)], 0.1)
+    assert got.stats.contradictions == 1
+    with fails(AppCode.KV_INTEGRITY, application=True):
+        got.receive_batch([WORLD.repair(1, 3, 1, lie=True)], 0.1)
+
+
+def test_row_23_symbol_count_that_does_not_fit_the_units() -> None:
+    got = Receiver(0, Limits(), 0.0)
+    with fails(AppCode.KV_MANIFEST, application=True):
+        got.accept(WORLD.sizes, WORLD.symbols + 1, SIZE, DigestSink(), 0.0)
+
+
+def test_row_23_a_symbol_that_names_no_fragment() -> None:
+    other = world([4] * 11)
+    got = receiver(WORLD)
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.receive_batch([SourceFrame(0, 0, bytes(other.encoder.symbol(41)))], 0.1)
+    got = Receiver(0, Limits(), 0.0)
+    got.receive_batch([SourceFrame(0, 0, bytes(other.encoder.symbol(41)))], 0.1)
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.accept(WORLD.sizes, WORLD.symbols, SIZE, DigestSink(), 0.0)
+
+
+def test_row_23_two_symbols_that_claim_one_fragment() -> None:
+    got = receiver(WORLD)
+    feed(got, [0])
+    with fails(ErrorCode.PROTOCOL_VIOLATION):
+        got.receive_batch([WORLD.source(1, of=0)], 0.1)
+
+
+def test_row_25_a_corrupt_unit_counts_as_missing() -> None:
+    body = bytearray(WORLD.encoder.symbol(1))
+    body[20] ^= 1
+    got = receiver(WORLD)
+    events = got.receive_batch([WORLD.source(0), SourceFrame(0, 1, bytes(body)), *map(WORLD.source, (2, 3))], 0.1)
+    assert units(events) == []
+    assert got.stats.corrupt_units == 1
+    assert got.units is not None
+    assert (bool(got.units.complete[0]), bool(got.units.corrupt[0])) == (False, True)
+    feed(got, [4, 5])
+    assert [unit for unit, _, _ in got.partial_units()] == [1]  # no part of it is used either
+    assert frozen(feed(got, range(6, 40))) == [Frozen(complete=False)]
+    assert got.status is AckStatus.COMPLETE  # nothing more can come
+
+
+def test_row_27_what_comes_after_the_freeze_is_dropped_and_counted() -> None:
+    got = receiver(WORLD, deadline_s=0.5)
+    feed(got, range(10))
+    assert got.on_timer(0.5) == [Frozen(complete=False)]
+    known = got.known_bitmap()
+    evil: list[SourceFrame | RepairFrame | ManifestFrame] = [
+        WORLD.source(0, of=1),
+        SourceFrame(0, 999, b""),
+        WORLD.repair(0, 0, 40),
+        manifest_frame(data=b"other"),
+    ]
+    assert got.receive_batch(evil, 0.6) == []
+    assert feed(got, range(10, 40), 0.6) == []
+    assert (got.stats.late, got.stats.repairs_late) == (34, 1)
+    assert got.known_bitmap() == known
+
+
+# the manifest
+
+
+def piece(offset: int, length: int, remaining_s: float = 1.0, data: bytes = MANIFEST) -> ManifestFrame:
+    return ManifestFrame(0, len(data), offset, round(remaining_s * 1e6), data[offset : offset + length])
+
+
+@settings(deadline=None, max_examples=100)
+@given(seed=st.integers(0, 10_000), cuts=st.sets(st.integers(1, len(MANIFEST) - 1), max_size=12))
+def test_fragments_of_all_copies_merge(seed: int, cuts: set[int]) -> None:
+    chance = random.Random(seed)
+    bounds = [0, *sorted(cuts), len(MANIFEST)]
+    pieces = [piece(low, high - low) for low, high in pairwise(bounds)]
+    pieces += [piece(start, chance.randint(1, 80)) for start in chance.choices(range(len(MANIFEST)), k=5)]
+    chance.shuffle(pieces)
+    got = Receiver(0, Limits(), 0.0)
+    missing = set(range(len(MANIFEST)))
+    for frame in pieces:
+        events = got.receive_batch([frame], 0.0)
+        before = bool(missing)
+        missing -= set(range(frame.offset, frame.offset + len(frame.data)))
+        assert events == ([ManifestReceived(MANIFEST)] if before and not missing else [])
+    assert not missing
+
+
+def test_copies_that_differ() -> None:
+    wrong = MANIFEST[:50] + b"?" + MANIFEST[51:]
+    for first, second in (
+        (piece(0, 200), piece(0, 200, data=MANIFEST + b"x")),
+        (piece(0, 200), piece(40, 20, data=wrong)),
+        (piece(30, 40), piece(0, 200, data=wrong)),
+        (piece(30, 21), piece(50, 20, data=wrong)),
+        (piece(50, 20), piece(30, 21, data=wrong)),
+    ):
+        got = Receiver(0, Limits(), 0.0)
+        got.receive_batch([first], 0.0)
+        with fails(AppCode.KV_MANIFEST, application=True):
+            got.receive_batch([second], 0.0)
+
+
+def test_a_manifest_in_too_many_pieces() -> None:
+    got = Receiver(0, Limits(), 0.0)
+    with fails(AppCode.KV_MANIFEST, application=True):
+        got.receive_batch([piece(offset, 1) for offset in range(0, 200, 2)], 0.0)
+
+
+def test_by_frame_and_by_stream() -> None:
+    got = Receiver(0, Limits(), 0.0)
+    assert got.receive_manifest(MANIFEST, 0.1) == [ManifestReceived(MANIFEST)]
+    assert got.deadline_s is None  # the stream says nothing of time
+    assert got.receive_batch([manifest_frame()], 0.2) == []
+    assert got.receive_manifest(MANIFEST, 0.3) == []
+    assert got.deadline_s == pytest.approx(1.2)
+    with fails(AppCode.KV_MANIFEST, application=True):
+        got.receive_manifest(MANIFEST + b"x", 0.4)
+    got = Receiver(0, Limits(), 0.0)
+    got.receive_batch([piece(100, 50)], 0.1)
+    with fails(AppCode.KV_MANIFEST, application=True):
+        got.receive_manifest(bytes(200), 0.2)
+
+
+# the deadline
+
+
+def test_the_earliest_deadline_of_all_copies_stands() -> None:
+    got = Receiver(0, Limits(), 0.0)
+    got.receive_batch([piece(0, 10, 1.0)], 0.100)
+    got.receive_batch([piece(0, 10, 0.9)], 0.250)  # this copy queued for 50 ms
+    assert got.deadline_s == pytest.approx(1.1)
+    got.receive_batch([piece(0, 10, 0.7)], 0.390)  # this one queued for less than the first
+    assert got.deadline_s == pytest.approx(1.09)
+    got.note_remaining(5.0, 0.4)
+    assert got.deadline_s == pytest.approx(1.09)
+    feed(got, [0], 0.5)
+    assert got.feedback(0.5).remaining_us == pytest.approx(590_000, abs=1)
+
+
+def test_freezes_at_the_deadline() -> None:
+    got = receiver(WORLD, deadline_s=0.5)
+    feed(got, range(10))
+    got.feedback(0.11)
+    assert got.on_timer(0.4999) == []
+    assert got.on_timer(0.5) == [Frozen(complete=False)]
+    assert (got.status, got.frozen_s) == (AckStatus.FROZEN, 0.5)
+    assert got.on_timer(0.6) == []
+
+
+def test_a_packet_after_the_deadline_is_late_though_the_timer_has_not_fired() -> None:
+    got = receiver(WORLD, deadline_s=0.5)
+    feed(got, range(39))
+    assert feed(got, [39], 0.5001) == [Frozen(complete=False)]
+    assert (got.status, got.stats.late, got.stats.source) == (AckStatus.FROZEN, 1, 39)
+
+
+def test_freezes_early_when_everything_is_known() -> None:
+    got = receiver(WORLD, deadline_s=0.5)
+    assert feed(got, range(40), 0.2)[-1] == Frozen(complete=True)
+    assert (got.status, got.frozen_s) == (AckStatus.COMPLETE, 0.2)
+
+
+def test_without_a_manifest_it_ends_too() -> None:
+    got = Receiver(0, Limits(manifest_timeout_us=2_000_000), 1.0)
+    feed(got, range(10), 1.1)
+    assert got.on_timer(2.9) == []
+    assert got.on_timer(3.0) == [Frozen(complete=False)]
+    assert got.partial_units() == []
+
+
+def test_next_timer() -> None:
+    got = Receiver(0, Limits(), 1.0)
+    assert got.next_timer() == 11.0  # the manifest
+    feed(got, [0], 1.0)
+    got.receive_batch([manifest_frame(0.5)], 1.0)
+    assert got.deadline_s == 1.5
+    feed(got, [1], 1.1)
+    assert got.feedback_due(1.1)
+    got.feedback(1.1)
+    assert got.next_timer() == pytest.approx(1.1 + 1.5 * 0.1 + 0.025)
+
+
+# decoding in slices
+
+
+def test_a_burst_of_recovered_symbols_comes_in_slices() -> None:
+    sink = Keep()
+    got = receiver(WORLD, sink=sink)
+    got.receive_batch([WORLD.repair(number, 0, 40) for number in range(39)], 0.1)
+    assert got.stats.recovered == 0
+    number = 39
+    while got.stats.recovered == 0:  # one in 255 brings nothing
+        got.receive_batch([WORLD.repair(number, 0, 40)], 0.2)
+        number += 1
+    assert got.stats.recovered == 32
+    assert got.status is AckStatus.RUNNING
+    got.feedback(0.2)
+    assert got.next_timer() == 0.2  # at once
+    events = got.on_timer(0.2)
+    assert frozen(events) == [Frozen(complete=True)]
+    assert got.stats.recovered == 40
+    assert len(sink.data) == 10
+
+
+def test_the_freeze_takes_what_is_determined() -> None:
+    got = receiver(WORLD, deadline_s=0.5)
+    got.receive_batch([WORLD.repair(number, 0, 38) for number in range(40)], 0.1)
+    assert got.stats.recovered == 32
+    events = got.on_timer(0.5)
+    assert got.stats.recovered == 38
+    assert units(events) == [8]
+    assert events[-1] == Frozen(complete=False)
+
+
+# feedback
+
+
+@pytest.mark.parametrize("rtt_s", [0.0005, 0.020, 0.2])
+def test_at_most_one_feedback_a_millisecond_and_three_at_the_end(rtt_s: float) -> None:
+    of = world([10] * 100)
+    got = receiver(of, deadline_s=0.08)
+    got.rtt_s = rtt_s
+    chance = random.Random(3)
+    sent: list[tuple[float, AckStatus]] = []
+    for step in range(100_000):  # every 10 us, a packet every 100 us
+        now = step * 1e-5
+        got.on_timer(now)
+        if step % 10 == 0 and step // 10 < 900 and chance.random() > 0.1:
+            feed(got, [step // 10], now, of)
+        if got.feedback_due(now):
+            sent.append((now, got.feedback(now).status))
+    times = [now for now, _ in sent]
+    assert min(np.diff(times)) > 0.00099
+    assert sum(status is AckStatus.FROZEN for _, status in sent) == 3
+    assert got.stats.feedback == len(sent)
+    assert 30 < len(sent) < 85
+    timer_s = got.next_timer()
+    assert timer_s is None
+
+
+def test_a_gap_is_told_at_once_and_plain_progress_a_little_later() -> None:
+    got = receiver(WORLD)
+    got.rtt_s = 0.160
+    feed(got, [0], 0.100)
+    got.feedback(0.100)
+    feed(got, [1], 0.101)
+    assert not got.feedback_due(0.109)
+    assert got.feedback_due(0.1101)  # a sixteenth of a round trip
+    got.feedback(0.1101)
+    feed(got, [3], 0.1102)
+    assert not got.feedback_due(0.1110)
+    assert got.feedback_due(0.1112)
+    got.feedback(0.1112)
+    feed(got, [2], 0.1113)  # unit 0 is complete
+    assert got.feedback_due(0.1123)
+    ack = got.feedback(0.1123)
+    assert (ack.next_sid, ack.seen_span, ack.deficit, ack.ranges) == (4, 0, 0, ())
+    assert ack.ack_delay_us == pytest.approx(1000, abs=1)
+
+
+def test_it_speaks_up_while_nothing_comes() -> None:
+    """The sender must not wait for ever when a PFEC_ACK was lost."""
+    got = receiver(WORLD)
+    got.rtt_s = 0.020
+    feed(got, [0, 2], 0.1)
+    got.feedback(0.1)
+    assert not got.feedback_due(0.15)
+    assert got.feedback_due(0.156)
+    ack = got.feedback(0.156)
+    assert (ack.next_sid, ack.seen_span, ack.deficit, ack.ranges) == (1, 2, 1, ((2, 3),))
+    assert got.feedback_due(0.212)
+
+
+def test_nothing_is_said_before_anything_came() -> None:
+    got = Receiver(0, Limits(), 0.0)
+    got.receive_batch([piece(0, 10)], 0.0)
+    assert not got.feedback_due(0.5)
+
+
+def test_the_first_feedback_says_that_the_manifest_is_here() -> None:
+    """The sender stops repeating it then; three lost copies must not be the end."""
+    got = Receiver(0, Limits(), 0.0)
+    feed(got, range(10))
+    got.receive_batch([piece(0, 150)], 0.1)
+    assert not got.feedback_due(0.5)
+    got.receive_batch([piece(150, 50)], 0.5)
+    assert got.feedback_due(0.5)
+    got = Receiver(0, Limits(), 0.0)
+    feed(got, range(10))
+    assert got.on_timer(10.0) == [Frozen(complete=False)]
+    assert got.feedback_due(10.0)  # that it is over is worth telling
+
+
+def test_deficit_counts_what_repairs_bring() -> None:
+    got = receiver(WORLD)
+    feed(got, [0, 4])
+    assert got.feedback(0.1).deficit == 3
+    got.receive_batch([WORLD.repair(0, 0, 8)], 0.1)
+    ack = got.feedback(0.2)
+    assert (ack.seen_span, ack.deficit) == (7, 5)  # six unknown of eight, one repair held
+    assert ack.ranges == ((4, 5),)
+
+
+def test_ranges_are_bounded() -> None:
+    of = world([10] * 20)
+    got = receiver(of)
+    feed(got, range(1, 200, 2), of=of)
+    ack = got.feedback(0.1)
+    assert len(ack.ranges) == 64
+    assert ack.ranges[0] == (1, 2)
+
+
+def test_all_feedback_lost_does_not_stop_it() -> None:
+    got = receiver(WORLD)
+    for sid in range(40):
+        feed(got, [sid], 0.01 * sid)
+    assert got.status is AckStatus.COMPLETE
+    assert got.stats.feedback == 0
+
+
+def test_release_keeps_the_last_feedback() -> None:
+    got = receiver(WORLD, deadline_s=0.5)
+    feed(got, [0, 1, 4, 6])
+    got.on_timer(0.5)
+    first = got.feedback(0.5)
+    got.release()
+    assert got.units is None
+    assert (got.known_bitmap(), got.partial_units()) == (b"", [])
+    again = [got.feedback(now) for now in (0.6, 0.7)]
+    for ack in again:
+        assert (ack.next_sid, ack.seen_span, ack.deficit, ack.ranges) == (2, 5, 3, ((4, 5), (6, 7)))
+        assert (ack.status, ack.credit) == (AckStatus.FROZEN, first.credit)
+    assert [ack.sequence for ack in (first, *again)] == [0, 1, 2]
+    assert not got.feedback_due(10.0)
+    got.release()  # twice is harmless
+    assert got.receive_batch([WORLD.source(7)], 0.8) == []
+
+
+def test_partial_units() -> None:
+    got = receiver(WORLD, deadline_s=0.5)
+    feed(got, [0, 1, 2, 3, 4, 6, 7])
+    got.on_timer(0.5)
+    ((unit, data, ranges),) = got.partial_units()
+    payload = SIZE - 4
+    assert (unit, ranges) == (1, [(0, payload), (2 * payload, 4 * payload)])
+    whole = expected(WORLD, 1)
+    assert data == whole[:payload] + bytes(payload) + whole[2 * payload :]
+
+
+# memory
+
+
+def test_memory_before_the_manifest_is_bounded_by_the_credit() -> None:
+    got = Receiver(0, SMALL, 0.0)
+    symbol = bytes(WORLD.encoder.symbol(0))
+    tracemalloc.start()
+    try:
+        for number in range(5000):
+            got.receive_batch([SourceFrame(0, number % 16, symbol), WORLD.repair(number, number % 8, 8)], 0.1)
+            got.receive_batch([piece(3 * (number % 30), 2)], 0.1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert got._decoder is not None
+    assert got._decoder.capacity == 16
+    assert peak < 200_000
