@@ -288,7 +288,17 @@ def test_budget_credit_and_deadline_hold_whatever_the_policy_says(
 def test_nothing_to_repair_or_resend_at_the_start(action: Action) -> None:
     out = sender(WORLD, Always(action))
     assert kinds(run(out, 10)) == [FrameKind.MANIFEST]
-    assert not out.ready(0.5)
+    assert not out.ready(10 * SLOT_S)
+
+
+def test_without_feedback_the_manifest_is_repeated_in_time_also_when_nothing_else_may_go() -> None:
+    out = sender(WORLD, "none", credit=1)
+    assert kinds(run(out, 5)) == [FrameKind.MANIFEST, FrameKind.SOURCE]
+    retry_s = out.next_timer()
+    assert retry_s is not None
+    assert not out.ready(retry_s - 1e-6)
+    assert kinds(out.plan(retry_s)) == [FrameKind.MANIFEST]
+    assert not out.ready(retry_s + 1e-3)
 
 
 @pytest.mark.parametrize(("share", "allowed"), [(0.0, 0), (0.1, 20), (0.145, 29), (0.0049, 0)])

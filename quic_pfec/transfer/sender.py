@@ -180,6 +180,7 @@ class Sender:
         self._repair_number = 0
         self._burst: Action | None = None
         self._since_manifest = MANIFEST_EVERY
+        self._manifest_retry_s = float("inf")
         self._manifest_queue: list[int] = []
         self._feedback_sequence = -1
         self._feedback_prefix = 0
@@ -228,11 +229,13 @@ class Sender:
         """Is there a frame to send now? Cheap, and `plan` then sends exactly what was chosen."""
         if self.finished(now):
             return False
-        return self._manifest_due() or self._choose(now) is not IDLE
+        return self._manifest_due(now) or self._choose(now) is not IDLE
 
     def next_timer(self) -> float | None:
-        """When to ask again without any other event: the cut-off, after which the transfer is over."""
-        return None if self.status is not AckStatus.RUNNING else self.send_cutoff_s
+        """When to ask again without any other event: the next copy of the manifest, or the cut-off; None = never."""
+        if self.status is not AckStatus.RUNNING:
+            return None
+        return self.send_cutoff_s if self._heard else min(self._manifest_retry_s, self.send_cutoff_s)
 
     def state(self, now: float) -> State:
         """The policy's view at `now`; the object is reused by later calls."""
@@ -275,10 +278,10 @@ class Sender:
         self._chosen = (now, action)
         return action
 
-    def _manifest_due(self) -> bool:
+    def _manifest_due(self, now: float) -> bool:
         if self._manifest_queue:
             return True
-        if self._since_manifest >= MANIFEST_EVERY and not self._heard:
+        if not self._heard and (self._since_manifest >= MANIFEST_EVERY or now >= self._manifest_retry_s):
             return True
         all_out = self.ledger.next == self.symbols
         return self.stats.manifests < MANIFEST_COPIES and (all_out or self._since_manifest >= MANIFEST_EVERY)
@@ -291,7 +294,7 @@ class Sender:
         batch: list[Outgoing] = []
         while len(batch) < max_packets and not self.finished(now):
             outgoing = (
-                self._plan_manifest(now, bytes_free) if self._manifest_due() else self._plan_symbol(now, bytes_free)
+                self._plan_manifest(now, bytes_free) if self._manifest_due(now) else self._plan_symbol(now, bytes_free)
             )
             if outgoing is None:
                 break
@@ -321,6 +324,8 @@ class Sender:
         if not self._manifest_queue:
             self.stats.manifests += 1
             self._since_manifest = 0
+            # Also while nothing else may be sent, for want of credit say: about a PTO later (RFC 9002 §6.2.1).
+            self._manifest_retry_s = now + 1.5 * self._path.rtt_s + 0.025
         return Outgoing(FrameKind.MANIFEST, frame, None)
 
     def _plan_symbol(self, now: float, bytes_free: int) -> Outgoing | None:

@@ -1,0 +1,206 @@
+"""The LLM endpoint's side of a hand-off: it checks that the cache fits the model, and continues from what came.
+
+Torch work runs in worker threads, one a hand-off, so that decoding begins at the freeze and the event loop keeps
+serving the network. A worker stops at the next token once nobody reads its reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
+from typing import Any
+
+from quic_pfec.kv.hf import DTYPE_NAMES, fork, length
+from quic_pfec.kv.received import ReceivedKV
+from quic_pfec.llm.generate import TextStream, greedy, prefill, score
+from quic_pfec.llm.models import LoadedModel
+from quic_pfec.quic.admission import Admissions, HandleStore
+from quic_pfec.quic.incoming import Admission, Freeze, Reply
+from quic_pfec.wire import messages
+from quic_pfec.wire.errors import AppCode, Refusal
+from quic_pfec.wire.manifest import MODEL_UNSTATED, Manifest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conversation:
+    """A cache kept under a handle. tokens: how many positions it stands for, holes included."""
+
+    cache: Any
+    tokens: int
+
+
+class LLMHandler:
+    """Takes hand-offs for one model. See `quic.incoming.Handler`.
+
+    require_fingerprint: refuse a cache whose sender did not say which model it is of. on_received: called in a worker
+    thread with each hand-off at its freeze, for tools.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        token: str | None = None,
+        admissions: Admissions | None = None,
+        handles: HandleStore[Conversation] | None = None,
+        require_fingerprint: bool = False,
+        on_received: Callable[[ReceivedKV], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.token = token
+        self.admissions = admissions or Admissions()
+        self.handles: HandleStore[Conversation] = handles or HandleStore()
+        self._require_fingerprint = require_fingerprint
+        self._on_received = on_received
+        self._workers = ThreadPoolExecutor(self.admissions.max_transfers, thread_name_prefix="quic_pfec-decode")
+
+    def warm_up(self) -> None:
+        """Runs a short forward pass in every worker: a thread's first one starts its own pool of compute threads."""
+        workers = self.admissions.max_transfers
+        together = Barrier(workers)
+
+        def run() -> None:
+            together.wait(60)
+            score(self.model, prefill(self.model, [0, 0]), [0], [0])
+
+        for done in [self._workers.submit(run) for _ in range(workers)]:
+            done.result()
+
+    def close(self) -> None:
+        """Ends the workers; what they were generating is given up."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    # admission
+
+    def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
+        self._check_model(manifest)
+        now = time.monotonic()
+        if manifest.first_token:
+            if not manifest.base:
+                raise Refusal(AppCode.UNSUPPORTED, "rows from the middle of a context need a base handle")
+            base = self.handles.get(manifest.base, now)
+            if base.tokens != manifest.first_token:
+                raise Refusal(
+                    AppCode.TOKENS_MISMATCH,
+                    f"the base holds {base.tokens} tokens, the increment begins at {manifest.first_token}",
+                )
+        elif manifest.base:
+            raise Refusal(AppCode.UNSUPPORTED, "a base handle goes with rows that continue it")
+        self.handles.sweep(now)
+        return self.admissions.admit(manifest, DTYPE_NAMES.get(self.model.dtype))
+
+    def _check_model(self, manifest: Manifest) -> None:
+        model = self.model
+        stated = manifest.model != MODEL_UNSTATED
+        if stated and manifest.model != model.fingerprint:
+            raise Refusal(
+                AppCode.MODEL_MISMATCH, f"this endpoint runs {model.fingerprint}, the cache is of {manifest.model}"
+            )
+        if not stated and self._require_fingerprint:
+            raise Refusal(AppCode.MODEL_MISMATCH, "the cache does not say which model it is of: prepare(model=...)")
+        if manifest.rope and manifest.rope != model.rope:
+            raise Refusal(AppCode.MODEL_MISMATCH, "the cache was made with other rotary position settings")
+        config = model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layers = sum(run.count for run in manifest.layers)
+        if layers != config.num_hidden_layers or any((r.kv_heads, r.head_dim) != (heads, dim) for r in manifest.layers):
+            raise Refusal(
+                AppCode.MODEL_MISMATCH,
+                f"the model has {config.num_hidden_layers} layers of {heads} x {dim}, the cache has other shapes",
+            )
+        limit = getattr(config, "max_position_embeddings", None)
+        if limit is not None and manifest.first_token + manifest.tokens >= limit:
+            raise Refusal(AppCode.TOO_LARGE, f"the context is longer than the model's {limit} positions")
+        if manifest.missing not in ("mask", "zero"):
+            raise Refusal(AppCode.UNSUPPORTED, f"this release does not do missing={manifest.missing!r}")
+
+    # use
+
+    async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._workers, self._rebuild_and_decode, freeze, request, _ThreadReply(loop, reply))
+
+    async def resumed(self, request: messages.Generate, reply: Reply) -> None:
+        loop = asyncio.get_running_loop()
+        now = time.monotonic()
+        conversation = self.handles.get(request.handle, now)
+        remote = _ThreadReply(loop, reply)
+        await loop.run_in_executor(self._workers, self._decode, conversation, request, remote, now, request.handle)
+
+    def _rebuild_and_decode(self, freeze: Freeze, request: messages.Generate | None, reply: _ThreadReply) -> None:
+        received = freeze.finish()
+        manifest, model = received.manifest, self.model
+        now = time.monotonic()
+        base = self.handles.get(manifest.base, now).cache if manifest.base else None
+        cache = received.to_cache(model.config, dtype=model.dtype, device=model.device, base=base)
+        conversation = Conversation(cache, length(cache))
+        self.handles.put(received.handle, conversation, _nbytes(cache), now)
+        if self._on_received is not None:
+            self._on_received(received)
+        if request is not None:
+            self._decode(conversation, request, reply, received.frozen_s, received.handle)
+
+    def _decode(
+        self, conversation: Conversation, request: messages.Generate, reply: _ThreadReply, frozen_s: float, handle: int
+    ) -> None:
+        model = self.model
+        prompt = list(request.prompt_tokens) or model.encode(request.prompt)
+        vocabulary = model.config.vocab_size
+        if not prompt or any(token >= vocabulary for token in (*prompt, *request.score_tokens)):
+            raise Refusal(AppCode.UNSUPPORTED, "a continuation needs a prompt, of the model's own tokens")
+        reply.decoding(frozen_s, time.monotonic())
+        if request.score_tokens:
+            reply.scores(tuple(score(model, conversation.cache, prompt, request.score_tokens)))
+        count, reason = 0, "length"
+        if request.max_new_tokens:
+            cache = fork(conversation.cache)
+            stream = TextStream(model)
+            reason = "stop"
+            for token in greedy(model, cache, prompt, request.max_new_tokens):
+                if reply.cancelled:
+                    return
+                reply.text(stream.push(token), token, count)
+                count += 1
+            rest = stream.close()
+            if rest:
+                reply.text(rest, -1, count)
+            if count == request.max_new_tokens:
+                reason = "length"
+            self.handles.put(handle, Conversation(cache, length(cache)), _nbytes(cache), time.monotonic())
+        reply.done(reason, count)
+
+
+class _ThreadReply:
+    """A reply used from a worker thread: every call is made on the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reply: Reply) -> None:
+        self._loop = loop
+        self._reply = reply
+
+    @property
+    def cancelled(self) -> bool:
+        return self._reply.cancelled
+
+    def decoding(self, frozen_s: float, started_s: float) -> None:
+        self._loop.call_soon_threadsafe(self._reply.decoding, frozen_s, started_s)
+
+    def text(self, text: str, token: int, index: int) -> None:
+        self._loop.call_soon_threadsafe(self._reply.text, text, token, index)
+
+    def scores(self, predictions: tuple[int, ...]) -> None:
+        self._loop.call_soon_threadsafe(self._reply.scores, predictions)
+
+    def done(self, reason: str, tokens: int) -> None:
+        self._loop.call_soon_threadsafe(self._reply.done, reason, tokens)
+
+
+def _nbytes(cache: Any) -> int:
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+__all__ = ["Conversation", "LLMHandler"]

@@ -1,0 +1,93 @@
+"""The QUIC configuration of both sides, from file names and plain options."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
+from aioquic.quic.logger import QuicFileLogger
+
+from quic_pfec.quic.rate import parse_rate
+from quic_pfec.wire.errors import LocalError
+
+__all__ = ["ALPN", "MAX_DATAGRAM_SIZE", "configuration", "provisioned_rate"]
+
+ALPN = "pfec/1"
+MAX_DATAGRAM_SIZE = 1452
+"""UDP payload that fits IPv4 and IPv6 at an MTU of 1,500: one symbol with 1,368 bytes of KV and a REPAIR's bitmap."""
+
+
+def configuration(
+    *,
+    is_client: bool,
+    alpn: Sequence[str] = (ALPN,),
+    ca_certs: str | None = None,
+    insecure: bool = False,
+    server_name: str | None = None,
+    certificate: tuple[str, str] | None = None,
+    client_ca: str | None = None,
+    congestion_control: str = "cubic",
+    idle_timeout_s: float = 30.0,
+    max_datagram_size: int = MAX_DATAGRAM_SIZE,
+    max_data: int = 16 << 20,
+    max_stream_data: int = 8 << 20,
+    secrets_log: str | None = None,
+    quic_log: str | None = None,
+) -> QuicConfiguration:
+    """A configuration for `listen` or `open_connection`.
+
+    ca_certs: PEM file that a client trusts (default: the certifi bundle). insecure: verify nothing. certificate:
+    (chain, key) PEM files, required for a server, for mutual TLS on a client. client_ca: PEM file; a server then admits
+    only clients with a certificate signed by it. idle_timeout_s: RFC 9308 §3.2 suggests at least 30 s.
+    max_datagram_size: 1200..65527; aioquic does no path MTU discovery, so lower it to 1200 on paths below 1,500.
+    max_data, max_stream_data: initial flow control in bytes; only streams are under it. secrets_log: TLS secrets are
+    appended to this file, for analysis of tests only. quic_log: an existing folder for qlog files.
+
+    Raises `LocalError` for contradictions, OSError for files that cannot be read.
+    """
+    if not SMALLEST_MAX_DATAGRAM_SIZE <= max_datagram_size <= 65527:
+        raise LocalError(f"max_datagram_size must be {SMALLEST_MAX_DATAGRAM_SIZE} to 65527, not {max_datagram_size}")
+    if not idle_timeout_s > 0:
+        raise LocalError("idle_timeout_s must be positive")
+    if is_client and client_ca is not None:
+        raise LocalError("client_ca is an option of the server")
+    if not is_client and certificate is None:
+        raise LocalError("a server needs a certificate and its key")
+    if not is_client and (insecure or ca_certs is not None or server_name is not None):
+        raise LocalError("insecure, ca_certs and server_name are options of the client")
+    result = QuicConfiguration(
+        alpn_protocols=list(alpn),
+        congestion_control_algorithm=congestion_control,
+        idle_timeout=idle_timeout_s,
+        is_client=is_client,
+        max_data=max_data,
+        max_datagram_size=max_datagram_size,
+        max_stream_data=max_stream_data,
+        server_name=server_name,
+    )
+    if insecure:
+        result.verify_mode = ssl.CERT_NONE
+    authorities = ca_certs if is_client else client_ca
+    if authorities is not None:
+        result.load_verify_locations(cafile=authorities)
+    if certificate is not None:
+        result.load_cert_chain(*certificate)
+    if secrets_log is not None:
+        result.secrets_log_file = open(secrets_log, "a", encoding="ascii")  # noqa: SIM115  as long as the process
+    if quic_log is not None:
+        result.quic_logger = QuicFileLogger(quic_log)
+    return result
+
+
+def provisioned_rate(congestion_control: str, rate: str | float | None) -> float | None:
+    """The provisioned rate in bit/s, None for a standard controller. Raises `LocalError` if the two do not fit."""
+    if rate is not None:
+        if congestion_control not in ("rate", "cubic"):
+            raise LocalError(f"rate= goes with congestion_control='rate', not {congestion_control!r}")
+        return parse_rate(rate)
+    if congestion_control == "rate":
+        raise LocalError("congestion_control='rate' needs rate=, for example rate='50Mbps'")
+    if congestion_control not in ("cubic", "reno"):
+        raise LocalError(f"congestion_control must be 'cubic', 'reno' or 'rate', not {congestion_control!r}")
+    return None

@@ -1,0 +1,398 @@
+"""One incoming hand-off on the event loop: stream messages and transfer events in, an admitted cache and replies out.
+
+What to do with a hand-off is the endpoint's affair (`Handler`); what a hand-off is, when it may begin and when it is
+over is decided here. Every way out (refusal, reset, lost connection, end of the reply) frees what was reserved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from quic_pfec.kv.assemble import Assembler
+from quic_pfec.kv.prepared import hash_tokens
+from quic_pfec.kv.received import ReceivedKV
+from quic_pfec.transfer.receiver import Event, Frozen, ManifestReceived, Receiver, ReceiverStats
+from quic_pfec.transfer.report import to_bitmap
+from quic_pfec.wire import messages
+from quic_pfec.wire.errors import AppCode, PeerError, Refusal
+from quic_pfec.wire.frames import AckStatus
+from quic_pfec.wire.manifest import Manifest, decode_manifest
+
+if TYPE_CHECKING:
+    from quic_pfec.quic.protocol import PfecProtocol
+
+logger = logging.getLogger("quic_pfec")
+
+TEXT_CHARS = 1000  # characters in one TEXT message, far below its limit in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A hand-off was let in: where its units go, how it will be named, how to give its place back."""
+
+    assembler: Assembler
+    handle: int
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Freeze:
+    """The hand-off as it stood when it froze. `finish` turns it into a cache; it may run in a worker thread."""
+
+    manifest: Manifest
+    handle: int
+    frozen_s: float
+    deadline_s: float
+    _assembler: Assembler
+    _partial: list[tuple[int, bytes, list[tuple[int, int]]]]
+
+    def finish(self) -> ReceivedKV:
+        """Files what came of incomplete units and ends the assembly. Call it once."""
+        for unit, data, ranges in self._partial:
+            self._assembler.write_partial(unit, data, ranges)
+        kv = self._assembler.finish("zero" if self.manifest.missing == "zero" else "mask")
+        return ReceivedKV(self.manifest, kv, self.handle, self.frozen_s, self.deadline_s)
+
+
+class Handler(Protocol):
+    """What an endpoint does with hand-offs. `token`: what a sender must present, None = nothing."""
+
+    token: str | None
+
+    def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
+        """Lets a hand-off in, reserving its memory. Raises Refusal."""
+
+    async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
+        """Uses a frozen hand-off; the transfer's stream ends when this returns."""
+
+    async def resumed(self, request: messages.Generate, reply: Reply) -> None:
+        """Serves a later request on a handle. Raises Refusal."""
+
+
+class Reply:
+    """The receiver's half of a transfer stream. All methods but `cancelled` belong to the event loop's thread."""
+
+    def __init__(self, send: Callable[[messages.Message], None]) -> None:
+        self._send = send
+        self.cancelled = False
+        """Set when nobody reads any more: work for this reply should stop. Safe to read from any thread."""
+
+    def decoding(self, frozen_s: float, started_s: float) -> None:
+        self._send(messages.Decoding(max(0, int((started_s - frozen_s) * 1e6)), started_s))
+
+    def text(self, text: str, token: int, index: int) -> None:
+        for start in range(0, max(1, len(text)), TEXT_CHARS):
+            self._send(messages.Text(text[start : start + TEXT_CHARS], token, index))
+
+    def scores(self, predictions: tuple[int, ...]) -> None:
+        self._send(messages.Scores(predictions))
+
+    def done(self, reason: str, tokens: int) -> None:
+        self._send(messages.Done(reason, tokens))
+
+    def failed(self, code: AppCode, reason: str) -> None:
+        self._send(messages.Failed(code, reason[: messages.MAX_REASON]))
+
+
+class Incoming:
+    """See the module text."""
+
+    def __init__(self, protocol: PfecProtocol, transfer_id: int, handler: Handler | None) -> None:
+        self.transfer_id = transfer_id
+        self._protocol = protocol
+        self._handler = handler
+        self._reader = messages.MessageReader(protocol.limits, messages.Role.RECEIVER)
+        self._stream_open = False
+        self._outbox: list[tuple[bytes, bool]] = []
+        self._opening: messages.Open | None = None
+        self._manifest: Manifest | None = None
+        self._deadline_s: float | None = None  # stream mode only; else the receiver keeps it
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._request: messages.Generate | None = None
+        self._started = asyncio.Event()
+        self._tokens_hash: bytes | None = None
+        self._admission: Admission | None = None
+        self._frozen = False
+        self._over = False
+        self._task: asyncio.Task[None] | None = None
+        self._reply = Reply(self._send)
+
+    # input
+
+    def on_stream(self, data: bytes, end: bool) -> None:
+        """Bytes of the transfer's stream. Raises PeerError when the peer broke a rule."""
+        if not self._stream_open:
+            self._stream_open = True
+            for chunk, last in self._outbox:
+                self._protocol.send(self.transfer_id, chunk, last)
+            self._outbox.clear()
+        for message in self._reader.feed(data):
+            self._on_message(message)
+
+    def on_reset(self) -> None:
+        """The peer gave the transfer up."""
+        self.close()
+
+    def on_event(self, event: Event) -> None:
+        """Something the transfer's receiver said."""
+        if self._over:
+            return
+        if isinstance(event, ManifestReceived):
+            self._on_manifest(event.data)
+        elif isinstance(event, Frozen):
+            self._on_frozen()
+
+    def _on_message(self, message: messages.Message) -> None:
+        if self._over:
+            return
+        if isinstance(message, messages.Open):
+            if self._opening is not None or self._started.is_set():
+                raise _out_of_order("a second opening")
+            self._on_open(message)
+        elif isinstance(message, messages.Generate):
+            if self._request is not None or self._started.is_set():
+                raise _out_of_order("a second request")
+            self._request = message
+            if self._opening is None:
+                self._resume(message)
+        elif isinstance(message, messages.Tokens):
+            self._tokens_hash = hash_tokens(np.frombuffer(message.data, dtype="<u4"))
+            self._tokens_fit()
+        elif isinstance(message, messages.Start):
+            self._started.set()
+        elif isinstance(message, messages.Unit):
+            self._on_unit(message)
+
+    # opening
+
+    def _on_open(self, opening: messages.Open) -> None:
+        self._opening = opening
+        handler = self._handler
+        if handler is None:
+            self._refuse(Refusal(AppCode.UNSUPPORTED, "this endpoint takes no hand-offs"))
+            return
+        if not self._protocol.authorise(handler, opening.token):
+            self._refuse(Refusal(AppCode.UNAUTHORIZED, "the token is missing or wrong"))
+            return
+        now = time.monotonic()
+        remaining_s = opening.remaining_us / 1e6
+        if opening.mode == "stream":
+            self._deadline_s = now + remaining_s
+            self._on_manifest(opening.manifest)
+            return
+        receiver = self._protocol.quic.open_receiver(self.transfer_id, now)
+        if receiver is None:
+            self._refuse(Refusal(AppCode.BUSY, "too many transfers on this connection"))
+            return
+        receiver.note_remaining(remaining_s, now)
+        for event in receiver.receive_manifest(opening.manifest, now):
+            self.on_event(event)
+        self._try_admit()
+
+    def _on_manifest(self, data: bytes) -> None:
+        if self._manifest is None:
+            self._manifest = decode_manifest(data, self._protocol.limits)
+        self._try_admit()
+
+    def _receiver(self) -> Receiver | None:
+        receivers: dict[int, Receiver] = self._protocol.quic.receivers
+        return receivers.get(self.transfer_id)
+
+    def _try_admit(self) -> None:
+        manifest, handler = self._manifest, self._handler
+        if manifest is None or self._admission is not None or self._over or handler is None:
+            return
+        # The manifest alone, by frame, may open a transfer only where no credential is missing: its loss and that of
+        # the stream's first packets must not cost a round trip, but neither may it open a door.
+        if self._opening is None and not self._protocol.authorised(handler):
+            return
+        now = time.monotonic()
+        receiver = self._receiver()
+        deadline_s = self._deadline_s
+        if deadline_s is None and receiver is not None:
+            deadline_s = receiver.deadline_s
+        if deadline_s is None:
+            return
+        limits = self._protocol.limits
+        remaining_s = deadline_s - now
+        try:
+            if not limits.min_deadline_us <= remaining_s * 1e6 <= limits.max_deadline_us:
+                raise Refusal(AppCode.DEADLINE, f"the deadline is {remaining_s * 1000:.1f} ms away, outside my limits")
+            self._admission = handler.admit(manifest, remaining_s)
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return
+        if not self._tokens_fit():
+            return
+        self._send(messages.Accepted(self._admission.handle))
+        if self._deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline_timer = loop.call_later(remaining_s, self._on_frozen)
+            return
+        if receiver is not None:
+            layout = self._admission.assembler.layout
+            events = receiver.accept(
+                layout.unit_sizes(), manifest.symbols, manifest.symbol_size, self._admission.assembler, now
+            )
+            self._protocol.quic.transfer_accepted(self.transfer_id)
+            for event in events:
+                self.on_event(event)
+
+    def _tokens_fit(self) -> bool:
+        """Token ids that came are those the manifest names; if not, the transfer is refused."""
+        if self._tokens_hash is None or self._manifest is None or not self._manifest.tokens_hash:
+            return True
+        if self._tokens_hash != self._manifest.tokens_hash:
+            self._refuse(Refusal(AppCode.TOKENS_MISMATCH, "the token ids are not those of the manifest"))
+            return False
+        return True
+
+    def _on_unit(self, message: messages.Unit) -> None:
+        if self._opening is None or self._opening.mode != "stream":
+            raise _out_of_order("a unit outside of stream mode")
+        if self._admission is None or self._frozen:
+            return
+        assembler = self._admission.assembler
+        try:
+            assembler.write_unit(message.unit, message.data)
+        except ValueError as error:
+            raise PeerError(AppCode.MESSAGE_ERROR, str(error), application=True) from None
+        if bool(assembler.complete.all()):
+            self._on_frozen()
+
+    # the freeze
+
+    def _on_frozen(self) -> None:
+        if self._frozen or self._over:
+            return
+        self._frozen = True
+        now = time.monotonic()
+        admission, manifest, receiver = self._admission, self._manifest, self._receiver()
+        if admission is None or manifest is None:
+            if self._opening is not None or self._manifest is not None:
+                self._refuse(Refusal(AppCode.DEADLINE, "the deadline came before the transfer could be admitted"))
+            else:
+                self.close()
+            return
+        assembler = admission.assembler
+        if receiver is not None and self._deadline_s is None:
+            partial = receiver.partial_units()
+            known = receiver.known_bitmap()[: (manifest.symbols + 7) // 8]
+            recovered, recovered_digest = receiver.recovered_symbols()
+            stats, status = receiver.stats, receiver.status
+            frozen_s = receiver.frozen_s if receiver.frozen_s is not None else now
+            deadline_s = receiver.deadline_s if receiver.deadline_s is not None else now
+            receiver.release()
+        else:
+            partial, known, stats = [], b"", ReceiverStats()
+            recovered, recovered_digest = b"", 0
+            status = AckStatus.COMPLETE if bool(assembler.complete.all()) else AckStatus.FROZEN
+            frozen_s, deadline_s = now, self._deadline_s or now
+        self._send(
+            messages.Report(
+                status=status,
+                frozen_early_us=int((deadline_s - frozen_s) * 1e6),
+                frozen_clock_s=frozen_s,
+                known=known,
+                complete=to_bitmap(assembler.complete),
+                corrupt=assembler.rejected,
+                recovered=recovered,
+                recovered_digest=recovered_digest,
+                repairs_useful=stats.repairs_useful,
+                repairs_useless=stats.repairs_useless,
+                repairs_late=stats.repairs_late,
+            )
+        )
+        freeze = Freeze(manifest, admission.handle, frozen_s, deadline_s, assembler, partial)
+        self._task = asyncio.ensure_future(self._serve(freeze))
+
+    async def _serve(self, freeze: Freeze) -> None:
+        handler = self._handler
+        assert handler is not None
+        try:
+            if not self._started.is_set():
+                # The request may still be on its way again; the units do not wait for it, generation has to.
+                timeout_s = self._protocol.limits.manifest_timeout_us / 1e6
+                await asyncio.wait_for(self._started.wait(), timeout_s)
+            await handler.received(freeze, self._request, self._reply)
+        except TimeoutError:
+            self._reply.failed(AppCode.CANCELLED, "the opening never came whole")
+        except Refusal as refusal:
+            self._reply.failed(refusal.code, refusal.reason)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("a hand-off failed after its freeze")
+            self._reply.failed(AppCode.INTERNAL, "the receiver failed; see its log")
+        self._finish()
+
+    def _resume(self, request: messages.Generate) -> None:
+        handler = self._handler
+        if handler is None or not self._protocol.authorise(handler, request.token):
+            self._refuse(Refusal(AppCode.UNAUTHORIZED, "the token is missing or wrong"))
+            return
+        self._frozen = True
+        self._task = asyncio.ensure_future(self._serve_again(handler, request))
+
+    async def _serve_again(self, handler: Handler, request: messages.Generate) -> None:
+        try:
+            await handler.resumed(request, self._reply)
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("a request on a handle failed")
+            self._reply.failed(AppCode.INTERNAL, "the receiver failed; see its log")
+        self._finish()
+
+    # output and the end
+
+    def _send(self, message: messages.Message, last: bool = False) -> None:
+        if not self._over:
+            self._write(messages.encode_message(message), last)
+
+    def _write(self, data: bytes, last: bool) -> None:
+        if self._stream_open:
+            self._protocol.send(self.transfer_id, data, last)
+        else:  # our half of a peer's stream exists only once the peer's first bytes came
+            self._outbox.append((data, last))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._over:
+            return
+        self._send(messages.Refused(refusal.code, refusal.reason[: messages.MAX_REASON]), last=True)
+        if self._stream_open:
+            self._protocol.stop(self.transfer_id, refusal.code)
+        self.close(keep_outbox=True)
+
+    def _finish(self) -> None:
+        if not self._over:
+            self._write(b"", True)
+            self.close(keep_outbox=True)
+
+    def close(self, *, keep_outbox: bool = False) -> None:
+        """Frees everything. Idempotent; also what a lost connection calls."""
+        if self._over:
+            return
+        self._over = True
+        self._reply.cancelled = True
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        if self._admission is not None:
+            self._admission.release()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._protocol.incoming_over(self.transfer_id, waiting_for_stream=keep_outbox and bool(self._outbox))
+
+
+def _out_of_order(what: str) -> PeerError:
+    return PeerError(AppCode.MESSAGE_ERROR, f"{what} on a transfer's stream", application=True)

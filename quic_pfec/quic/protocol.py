@@ -1,0 +1,161 @@
+"""The event loop's side of a connection: it sorts events to the hand-offs they belong to, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from aioquic.quic.events import (
+    ConnectionTerminated,
+    HandshakeCompleted,
+    QuicEvent,
+    StopSendingReceived,
+    StreamDataReceived,
+    StreamReset,
+)
+
+from quic_pfec.quic.connection import PfecConnection, TransferEvent
+from quic_pfec.quic.endpoint import ExtensionProtocol
+from quic_pfec.quic.incoming import Handler, Incoming
+from quic_pfec.quic.outgoing import Request
+from quic_pfec.transfer.sender import TraceRow
+from quic_pfec.wire.errors import AppCode, PeerError
+from quic_pfec.wire.limits import Limits
+
+logger = logging.getLogger("quic_pfec")
+
+
+class PfecProtocol(ExtensionProtocol[PfecConnection]):
+    """One connection with its incoming and outgoing hand-offs.
+
+    handler: what to do with incoming ones, None = refuse. token: the credential we present with outgoing ones.
+    """
+
+    def __init__(self, quic: PfecConnection, *, handler: Handler | None = None, token: str = "") -> None:
+        super().__init__(quic)
+        self.handler = handler
+        self.token = token
+        self.observer: Callable[[TraceRow], None] | None = None
+        self.close_reason = ""
+        self._incoming: dict[int, Incoming] = {}
+        self._outgoing: dict[int, Request] = {}
+        self._authorised = False
+
+    @property
+    def limits(self) -> Limits:
+        return self.quic.limits
+
+    # credentials
+
+    def authorised(self, handler: Handler) -> bool:
+        """Whether this connection may open transfers without saying its token again."""
+        return handler.token is None or self._authorised
+
+    def authorise(self, handler: Handler, token: str) -> bool:
+        """Checks a presented token, in constant time. A wrong one is refused even where another was right before."""
+        if handler.token is None:
+            return True
+        right = hmac.compare_digest(token.encode(), handler.token.encode())
+        self._authorised |= right
+        return right
+
+    # events
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        try:
+            self._dispatch(event)
+        except PeerError as error:
+            logger.warning("closing a connection: %s", error)
+            self.quic.fail(error)
+            self.transmit_soon()
+
+    def _dispatch(self, event: QuicEvent) -> None:
+        if isinstance(event, TransferEvent):
+            self._incoming_for(event.transfer_id).on_event(event.event)
+        elif isinstance(event, StreamDataReceived):
+            outgoing = self._outgoing.get(event.stream_id)
+            if outgoing is not None:
+                outgoing.on_stream(event.data, event.end_stream)
+            elif self._is_incoming(event.stream_id):
+                self._incoming_for(event.stream_id).on_stream(event.data, event.end_stream)
+        elif isinstance(event, StopSendingReceived):
+            if event.stream_id in self._outgoing:
+                self._outgoing[event.stream_id].on_stop(event.error_code)
+            elif event.stream_id in self._incoming:
+                self._incoming[event.stream_id].on_reset()
+        elif isinstance(event, StreamReset):
+            if event.stream_id in self._outgoing:
+                self._outgoing[event.stream_id].on_stop(event.error_code)
+            elif event.stream_id in self._incoming and event.error_code != AppCode.NO_ERROR:
+                # NO_ERROR: the sender only stopped feeding the stream at its deadline; ours is still to come.
+                self._incoming[event.stream_id].on_reset()
+        elif isinstance(event, HandshakeCompleted):
+            self.transmit_soon()
+        elif isinstance(event, ConnectionTerminated):
+            self._terminated(event)
+
+    def _is_incoming(self, stream_id: int) -> bool:
+        """A bidirectional stream of the peer whose transfer is not over (RFC 9000 §2.1)."""
+        if stream_id % 4 != (1 if self.quic.is_client else 0):
+            return False
+        return stream_id in self._incoming or not self.quic.is_over(stream_id)
+
+    def _incoming_for(self, transfer_id: int) -> Incoming:
+        incoming = self._incoming.get(transfer_id)
+        if incoming is None:
+            incoming = self._incoming[transfer_id] = Incoming(self, transfer_id, self.handler)
+        return incoming
+
+    def after_transmit(self) -> None:
+        for outgoing in list(self._outgoing.values()):
+            outgoing.after_transmit()
+
+    def _terminated(self, event: ConnectionTerminated) -> None:
+        self.close_reason = event.reason_phrase or f"code 0x{event.error_code:x}"
+        error = ConnectionError(f"the connection was closed: {self.close_reason}")
+        for outgoing in list(self._outgoing.values()):
+            outgoing.close(error)
+        for incoming in list(self._incoming.values()):
+            incoming.close()
+
+    # what hand-offs ask for
+
+    def begin(self, outgoing: Request) -> None:
+        """Starts a hand-off or a request of ours and sends its first packets. Raises ConnectionError if it cannot."""
+        if self.quic.is_closing:
+            raise ConnectionError(f"the connection is closed: {self.close_reason or 'by us'}")
+        self._outgoing[outgoing.start()] = outgoing
+        self.transmit()
+
+    def send(self, stream_id: int, data: bytes, last: bool) -> None:
+        """Writes to a transfer's stream; a stream that the peer has reset meanwhile swallows it."""
+        with suppress(AssertionError, ValueError):
+            self.quic.send_stream_data(stream_id, data, last)
+        self.transmit_soon()
+
+    def stop(self, stream_id: int, code: int) -> None:
+        """Asks the peer to stop writing to a stream; nothing to ask where it has ended already."""
+        with suppress(AssertionError, ValueError):
+            self.quic.stop_stream(stream_id, code)
+        self.transmit_soon()
+
+    def incoming_over(self, transfer_id: int, *, waiting_for_stream: bool) -> None:
+        """An incoming hand-off ended. Its last feedback is still repeated for a moment; then nothing of it is left."""
+        delay_s = 2 * self.quic.rtt_s + 0.05
+        if waiting_for_stream:  # a refusal that waits for the peer's half of the stream to appear
+            delay_s = self.limits.manifest_timeout_us / 1e6
+        receiver = self.quic.receivers.get(transfer_id)
+        if receiver is not None:
+            receiver.release()
+        with suppress(RuntimeError):  # no running loop: the process is on its way out
+            asyncio.get_running_loop().call_later(delay_s, self._forget, transfer_id)
+
+    def _forget(self, transfer_id: int) -> None:
+        self._incoming.pop(transfer_id, None)
+        self.quic.remove_transfer(transfer_id)
+
+    def outgoing_over(self, transfer_id: int) -> None:
+        self._outgoing.pop(transfer_id, None)
