@@ -323,7 +323,7 @@ def test_a_burst_must_fit_the_budget_and_the_time() -> None:
     assert out.plan(0.02, 5) == []
     out._policy = Always(Action(ActionKind.REPAIR, 4))
     assert len(out.plan(0.021, 4)) == 4
-    assert out.plan(0.9935, 4) == []  # one slot is left
+    assert FrameKind.REPAIR not in kinds(out.plan(0.9935, 4))  # one slot is left
     assert out.stats.repair == 4
 
 
@@ -405,7 +405,7 @@ def test_a_repair_spans_no_more_than_the_peer_takes() -> None:
     run(out, 150)
     for window in ("sack", "full"):
         out._policy = Always(REPAIR, window)
-        (repair,) = out.plan(0.2)
+        repair = out.plan(0.2, 2)[-1]  # behind a copy of the manifest, where one is due
         assert isinstance(repair.frame, RepairFrame)
         assert (repair.frame.header.first_sid, repair.frame.header.span) == (0, 32)
 
