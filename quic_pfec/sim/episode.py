@@ -18,10 +18,18 @@ from quic_pfec.fec.codec import Encoder
 from quic_pfec.schedule.policies import make_policy
 from quic_pfec.sim.channel import SplitMix64
 from quic_pfec.sim.oracle import OracleBound, oracle
+from quic_pfec.transfer.ledger import LossEstimate
 from quic_pfec.transfer.receiver import Frozen, ManifestReceived, Receiver, ReceiverStats
 from quic_pfec.transfer.sender import FrameKind, Path, Sender, SenderStats, TraceRow
 from quic_pfec.transfer.units import DIGEST_SIZE, DigestSink
-from quic_pfec.wire.frames import UNIT_HEADER_SIZE, PfecAckFrame, pack_unit_header
+from quic_pfec.wire.frames import (
+    UNIT_HEADER_SIZE,
+    ManifestFrame,
+    PfecAckFrame,
+    RepairFrame,
+    SourceFrame,
+    pack_unit_header,
+)
 from quic_pfec.wire.limits import Limits
 
 
@@ -31,7 +39,8 @@ class Settings:
 
     slots: T, packets that can leave and still arrive in time; rtt_slots: round-trip time in slots; slot_s: seconds a
     slot; scheduler: a name of `schedule.policies`; repair_budget: share of N or None; feedback_loss: share of PFEC_ACKs
-    lost on the way back; fates_loss: share of packet fates that are reported lost although the packet arrived.
+    lost on the way back; fates_loss: share of packet fates that are reported lost although the packet arrived; history:
+    (fates, losses) that the connection has seen before this transfer.
     """
 
     slots: int
@@ -43,6 +52,7 @@ class Settings:
     symbol_size: int = 64
     feedback_loss: float = 0.0
     fates_loss: float = 0.0
+    history: tuple[int, int] = (0, 0)
     seed: int = 0
 
 
@@ -116,13 +126,14 @@ def run_episode(
         path=Path(rtt_s, rtt_s, slot_s),
         repair_budget=settings.repair_budget,
         degree=settings.degree,
+        loss=LossEstimate(*settings.history),
         observer=trace.append if keep_trace else None,
     )
     receiver = Receiver(0, Limits(), 0.0)
     receiver.rtt_s = rtt_s
     sizes = np.array([unit_bytes(int(p), settings.symbol_size) for p in unit_packets], dtype=np.int64)
     chance = SplitMix64(settings.seed ^ 0x5EED)
-    arrivals: deque[tuple[float, object]] = deque()
+    arrivals: deque[tuple[float, SourceFrame | RepairFrame | ManifestFrame]] = deque()
     fates: deque[tuple[float, int, bool]] = deque()
     feedback: deque[tuple[float, PfecAckFrame]] = deque()
     carried = np.full(settings.slots, 255, dtype=np.uint8)
@@ -135,7 +146,7 @@ def run_episode(
             if now > until:
                 return
             if arrival_s <= now:
-                events = receiver.receive_batch([arrivals.popleft()[1]], now)  # type: ignore[list-item]
+                events = receiver.receive_batch([arrivals.popleft()[1]], now)
             else:
                 events = receiver.on_timer(now)
             for event in events:
