@@ -132,6 +132,7 @@ def to_cache(
     device: torch.device | str = "cpu",
     first_token: int = 0,
     base: Any = None,
+    room: Room | None = None,
 ) -> Any:
     """Build a cache of `config`'s model from received rows, for `model.generate()` and the model's forward pass.
 
@@ -140,8 +141,8 @@ def to_cache(
     they stay as they are. Layers without holes are plain layers, bit-identical to the sender's after the wire dtype.
 
     `first_token > 0` extends `base`, a cache that holds exactly the rows before it, with or without holes; `base`
-    itself is not changed. Where no conversion is needed the cache shares the memory of `arrays`: do not write to them
-    again. Raises ValueError when the pieces do not fit together.
+    itself is not changed. `room`, made from the same base by `make_room`, spares copying it now. Where no conversion is
+    needed the cache shares the memory of `arrays`: do not write to them again. Raises ValueError when the pieces do not fit together.
     """
     if missing not in ("mask", "zero"):
         raise ValueError(f"missing must be 'mask' or 'zero', got {missing!r}")
@@ -166,8 +167,7 @@ def to_cache(
             if old.keys.shape[:2] != keys.shape[:2] or old.keys.shape[3] != keys.shape[3]:
                 raise ValueError(f"layer {index} of the base cache has another shape than the received rows")
             valid = _joined(old_valid, valid, first_token, keys)
-            keys = torch.cat([old.keys.to(keys), keys], dim=2)
-            values = torch.cat([old.values.to(values), values], dim=2)
+            keys, values = _joined_rows(old, keys, values, None if room is None else room.layers[index])
         if valid is not None:
             window = getattr(layer, "sliding_window", 0)
             layer = PartialSlidingLayer(valid, window) if window else PartialLayer(valid)
@@ -270,6 +270,37 @@ def _base_rows(base: Any, first_token: int, count: int) -> list[tuple[_Rows, Ten
         valid = layer.valid if isinstance(layer, PartialLayer | PartialSlidingLayer) else None
         found.append((_Rows(layer.keys, layer.values, 0), valid))
     return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Room:
+    """Memory for a base cache and the rows that will follow it, the base's rows in place and zeros behind them."""
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+
+def make_room(base: Any, tokens: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Room:
+    """Room for `tokens` rows behind `base`, to be made while they are still in flight; `base` is not changed."""
+    layers = []
+    for layer in base.layers:
+        pair = []
+        for old in (layer.keys, layer.values):
+            heads, rows, dim = old.shape[1:]
+            whole = torch.zeros((1, heads, rows + tokens, dim), dtype=dtype, device=device)
+            whole[:, :, :rows] = old
+            pair.append(whole)
+        layers.append((pair[0], pair[1]))
+    return Room(tuple(layers))
+
+
+def _joined_rows(old: _Rows, keys: Tensor, values: Tensor, room: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """The base's rows and the new ones behind them."""
+    rows = old.keys.shape[2]
+    if room is None or room[0].shape[2] != rows + keys.shape[2] or room[0].dtype != keys.dtype:
+        return torch.cat([old.keys.to(keys), keys], dim=2), torch.cat([old.values.to(values), values], dim=2)
+    for whole, new in zip(room, (keys, values), strict=True):
+        whole[:, :, rows:] = new
+    return room
 
 
 def _fill(layer: Any, keys: Tensor, values: Tensor) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from threading import Barrier
 from typing import Any
 
-from quic_pfec.kv.hf import DTYPE_NAMES, fork, length
+import numpy as np
+
+from quic_pfec.kv.hf import DTYPE_NAMES, Room, extract, fork, length, make_room, to_cache
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.llm.generate import TextStream, greedy, prefill, score
 from quic_pfec.llm.models import LoadedModel
@@ -56,16 +58,22 @@ class LLMHandler:
         self.handles: HandleStore[Conversation] = handles or HandleStore()
         self._require_fingerprint = require_fingerprint
         self._on_received = on_received
+        # Of increments under way, by their own handles: the base may expire or grow while one is in flight.
+        self._bases: dict[int, Conversation] = {}
+        self._rooms: dict[int, Future[Room]] = {}
         self._workers = ThreadPoolExecutor(self.admissions.max_transfers, thread_name_prefix="quic_pfec-decode")
 
     def warm_up(self) -> None:
-        """Runs a short forward pass in every worker: a thread's first one starts its own pool of compute threads."""
+        """Runs a short forward pass with holes in every worker: a thread's first starts its pool of compute threads."""
         workers = self.admissions.max_transfers
         together = Barrier(workers)
 
         def run() -> None:
             together.wait(60)
-            score(self.model, prefill(self.model, [0, 0]), [0], [0])
+            whole = extract(prefill(self.model, [0, 0]), "bf16")
+            holes = [np.arange(2 * shape.kv_heads).reshape(-1, 2) > 0 for shape in whole.shapes]
+            cache = to_cache(whole.arrays, holes, self.model.config, dtype=self.model.dtype, device=self.model.device)
+            score(self.model, cache, [0], [0])
 
         for done in [self._workers.submit(run) for _ in range(workers)]:
             done.result()
@@ -79,6 +87,7 @@ class LLMHandler:
     def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
         self._check_model(manifest)
         now = time.monotonic()
+        base = None
         if manifest.first_token:
             if not manifest.base:
                 raise Refusal(AppCode.UNSUPPORTED, "rows from the middle of a context need a base handle")
@@ -91,7 +100,23 @@ class LLMHandler:
         elif manifest.base:
             raise Refusal(AppCode.UNSUPPORTED, "a base handle goes with rows that continue it")
         self.handles.sweep(now)
-        return self.admissions.admit(manifest, DTYPE_NAMES.get(self.model.dtype))
+        admission = self.admissions.admit(manifest, DTYPE_NAMES.get(self.model.dtype))
+        return admission if base is None else self._with_room(admission, manifest, base)
+
+    def _with_room(self, admission: Admission, manifest: Manifest, base: Conversation) -> Admission:
+        """Copies the base an increment continues while the increment is still in flight."""
+        model, handle = self.model, admission.handle
+        self._bases[handle] = base
+        self._rooms[handle] = self._workers.submit(
+            make_room, base.cache, manifest.tokens, dtype=model.dtype, device=model.device
+        )
+
+        def release() -> None:
+            self._bases.pop(handle, None)
+            self._rooms.pop(handle, None)
+            admission.release()
+
+        return replace(admission, release=release)
 
     def _check_model(self, manifest: Manifest) -> None:
         model = self.model
@@ -129,17 +154,23 @@ class LLMHandler:
         loop = asyncio.get_running_loop()
         now = time.monotonic()
         conversation = self.handles.get(request.handle, now)
+        release = self.admissions.enter()  # it takes a worker, and no hand-off may have to wait for one
         remote = _ThreadReply(loop, reply)
-        await loop.run_in_executor(self._workers, self._decode, conversation, request, remote, now, request.handle)
+        try:
+            await loop.run_in_executor(self._workers, self._decode, conversation, request, remote, now, request.handle)
+        finally:
+            release()
 
     def _rebuild_and_decode(self, freeze: Freeze, request: messages.Generate | None, reply: _ThreadReply) -> None:
-        received = freeze.finish()
-        manifest, model = received.manifest, self.model
-        now = time.monotonic()
-        base = self.handles.get(manifest.base, now).cache if manifest.base else None
-        cache = received.to_cache(model.config, dtype=model.dtype, device=model.device, base=base)
+        received, model = freeze.finish(), self.model
+        conversation = self._bases.pop(received.handle, None)
+        base = None if conversation is None else conversation.cache
+        room = self._rooms.pop(received.handle, None)
+        cache = received.to_cache(
+            model.config, dtype=model.dtype, device=model.device, base=base, room=room and room.result()
+        )
         conversation = Conversation(cache, length(cache))
-        self.handles.put(received.handle, conversation, _nbytes(cache), now)
+        self.handles.put(received.handle, conversation, _nbytes(cache), time.monotonic())
         if self._on_received is not None:
             self._on_received(received)
         if request is not None:
@@ -153,6 +184,10 @@ class LLMHandler:
         vocabulary = model.config.vocab_size
         if not prompt or any(token >= vocabulary for token in (*prompt, *request.score_tokens)):
             raise Refusal(AppCode.UNSUPPORTED, "a continuation needs a prompt, of the model's own tokens")
+        limit = getattr(model.config, "max_position_embeddings", None)
+        longest = conversation.tokens + len(prompt) + max(request.max_new_tokens, len(request.score_tokens))
+        if limit is not None and longest > limit:
+            raise Refusal(AppCode.TOO_LARGE, f"{longest} tokens are more than the model's {limit} positions")
         reply.decoding(frozen_s, time.monotonic())
         if request.score_tokens:
             reply.scores(tuple(score(model, conversation.cache, prompt, request.score_tokens)))

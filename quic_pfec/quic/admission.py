@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -12,20 +13,22 @@ from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.layout import Layout
 from quic_pfec.quic.incoming import Admission
 from quic_pfec.wire.errors import AppCode, Refusal
-from quic_pfec.wire.manifest import Manifest
+from quic_pfec.wire.limits import Limits
+from quic_pfec.wire.manifest import ITEM_SIZES, Manifest
 
 T = TypeVar("T")
 
 
 class Admissions:
-    """Lets hand-offs in while there is room. max_transfers: at once; max_bytes: of all their destinations.
+    """Lets hand-offs in while there is room. max_transfers: at once; max_bytes: of all their destinations, default
+    `Limits.max_server_bytes`.
 
-    `active` counts hand-offs from admission until their reply has ended.
+    `active` counts hand-offs from admission until their reply has ended, and later turns on their caches.
     """
 
-    def __init__(self, max_transfers: int = 8, max_bytes: int = 8 << 30) -> None:
+    def __init__(self, max_transfers: int = 8, max_bytes: int | None = None) -> None:
         self.max_transfers = max_transfers
-        self.max_bytes = max_bytes
+        self.max_bytes = Limits().max_server_bytes if max_bytes is None else max_bytes
         self.active = 0
         self.bytes = 0
         self.refused = 0
@@ -36,10 +39,23 @@ class Admissions:
         Raises Refusal BUSY or TOO_LARGE; allocates nothing before that.
         """
         layout = Layout.from_manifest(manifest)
-        nbytes = sum(int(size) for size in layout.unit_sizes())
+        width = 1 if dtype is None else ITEM_SIZES[dtype] / layout.itemsize
+        nbytes = int(int(layout.unit_sizes().sum()) * width)
         if nbytes > self.max_bytes:
             self.refused += 1
             raise Refusal(AppCode.TOO_LARGE, f"{nbytes} bytes are more than the {self.max_bytes} this receiver takes")
+        release = self.enter(nbytes)
+        try:
+            assembler = Assembler(layout, dtype)
+        except MemoryError:
+            release()
+            self.refused += 1
+            raise Refusal(AppCode.BUSY, f"there is no memory for {nbytes} bytes now") from None
+        # 62 random bits: a handle is also the right to use the cache, nobody can guess another's.
+        return Admission(assembler, secrets.randbits(62) | 1, release)
+
+    def enter(self, nbytes: int = 0) -> Callable[[], None]:
+        """Takes a place and counts `nbytes`; returns what gives them back, once. Raises Refusal BUSY."""
         if self.active >= self.max_transfers or self.bytes + nbytes > self.max_bytes:
             self.refused += 1
             raise Refusal(AppCode.BUSY, f"{self.active} hand-offs are under way: try again later")
@@ -54,8 +70,7 @@ class Admissions:
                 self.active -= 1
                 self.bytes -= nbytes
 
-        # 62 random bits: a handle is also the right to use the cache, nobody can guess another's.
-        return Admission(Assembler(layout, dtype), secrets.randbits(62) | 1, release)
+        return release
 
 
 @dataclass(slots=True)

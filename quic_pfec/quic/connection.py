@@ -54,7 +54,12 @@ class EarlyBudget:
     """How many transfers of one server may hold symbols before their manifest was accepted."""
 
     def __init__(self, limits: Limits) -> None:
-        self.free = max(1, limits.early_symbols_per_server // limits.initial_credit)
+        self.free = self.transfers(limits.early_symbols_per_server, limits)
+
+    @staticmethod
+    def transfers(symbols: int, limits: Limits) -> int:
+        """Transfers whose initial credit fits into `symbols`, at least one."""
+        return max(1, symbols // limits.initial_credit)
 
 
 class PfecConnection(ExtensionConnection):
@@ -77,7 +82,7 @@ class PfecConnection(ExtensionConnection):
         self._early_held: set[int] = set()
         self._closed: set[int] = set()
         self._turned_away: set[int] = set()
-        self._closed_below = -1
+        self._closed_below = [-1, -1]  # by initiator
         self._path_s = -1.0
 
     # negotiation (wire-format section 3)
@@ -109,26 +114,39 @@ class PfecConnection(ExtensionConnection):
         self._turned_away.discard(transfer_id)
         if len(self._closed) > CLOSED_REMEMBERED:
             # Ids of one initiator are used in order, so everything up to the oldest half is closed for good.
-            ordered = sorted(self._closed)
-            self._closed_below = ordered[len(ordered) // 2]
-            self._closed = set(ordered[len(ordered) // 2 + 1 :])
+            for initiator in (0, 1):
+                ordered = sorted(other for other in self._closed if other & 1 == initiator)
+                oldest = ordered[: len(ordered) // 2]
+                if oldest:
+                    self._closed_below[initiator] = oldest[-1]
+                    self._closed.difference_update(oldest)
 
     def is_over(self, transfer_id: int) -> bool:
         """Whether this transfer existed and was removed."""
-        return transfer_id in self._closed or transfer_id <= self._closed_below
+        return transfer_id in self._closed or transfer_id <= self._closed_below[transfer_id & 1]
 
     def transfer_accepted(self, transfer_id: int) -> None:
         """Its destination exists, so its symbols no longer count as early ones."""
         self._release_early(transfer_id)
+
+    def _take_early(self, transfer_id: int) -> bool:
+        limits = self.limits
+        most = EarlyBudget.transfers(limits.early_symbols_per_connection, limits)
+        if self._early.free <= 0 or len(self._early_held) >= most:
+            return False
+        self._early.free -= 1
+        self._early_held.add(transfer_id)
+        return True
 
     def _release_early(self, transfer_id: int) -> None:
         if transfer_id in self._early_held:
             self._early_held.discard(transfer_id)
             self._early.free += 1
 
-    def open_receiver(self, transfer_id: int, now: float) -> Receiver | None:
+    def open_receiver(self, transfer_id: int, now: float, *, early: bool = True) -> Receiver | None:
         """The receiver of `transfer_id`, made if need be; None if it is closed or there is no room (dropped, counted).
 
+        early: nobody has vouched for it yet, so it counts against the limits on early symbols.
         Raises PeerError if the peer may not use that id (row 31).
         """
         receiver = self.receivers.get(transfer_id)
@@ -142,14 +160,13 @@ class PfecConnection(ExtensionConnection):
         if self.is_over(transfer_id):
             self.extension_stats.dropped_closed += 1
             return None
-        busy = len(self.receivers) >= self.limits.max_transfers or self._early.free <= 0
-        if busy or transfer_id in self._turned_away:
+        running = sum(receiver.status is frames.AckStatus.RUNNING for receiver in self.receivers.values())
+        busy = running >= self.limits.max_transfers or transfer_id in self._turned_away
+        if busy or (early and not self._take_early(transfer_id)):
             # QUIC acknowledges what is dropped here, so the sender takes it for arrived: it cannot be let in later.
             self.extension_stats.dropped_busy += 1
             self._turned_away.add(transfer_id)
             return None
-        self._early.free -= 1
-        self._early_held.add(transfer_id)
         receiver = Receiver(transfer_id, self.limits, now)
         receiver.rtt_s = self.rtt_s
         self.receivers[transfer_id] = receiver

@@ -23,13 +23,15 @@ from quic_pfec.transfer.report import to_bitmap
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, PeerError, Refusal
 from quic_pfec.wire.frames import AckStatus
-from quic_pfec.wire.manifest import Manifest, decode_manifest
+from quic_pfec.wire.manifest import Manifest, decode_manifest, unit_runs
 
 if TYPE_CHECKING:
     from quic_pfec.quic.protocol import PfecProtocol
 
 logger = logging.getLogger("quic_pfec")
 
+SETTLE_S = 0.05  # before the deadline, incomplete units are filed as they are; what still comes replaces them
+SETTLE_UNITS = 8  # at a time: about 0.3 ms of the event loop
 TEXT_CHARS = 1000  # characters in one TEXT message, far below its limit in bytes
 
 
@@ -104,12 +106,12 @@ class Reply:
 class Incoming:
     """See the module text."""
 
-    def __init__(self, protocol: PfecProtocol, transfer_id: int, handler: Handler | None) -> None:
+    def __init__(self, protocol: PfecProtocol, transfer_id: int, handler: Handler | None, stream_open: bool) -> None:
         self.transfer_id = transfer_id
         self._protocol = protocol
         self._handler = handler
         self._reader = messages.MessageReader(protocol.limits, messages.Role.RECEIVER)
-        self._stream_open = False
+        self._stream_open = stream_open
         self._outbox: list[tuple[bytes, bool]] = []
         self._opening: messages.Open | None = None
         self._manifest: Manifest | None = None
@@ -119,10 +121,25 @@ class Incoming:
         self._started = asyncio.Event()
         self._tokens_hash: bytes | None = None
         self._admission: Admission | None = None
+        self._settled: dict[int, int] = {}
+        self._settle_timer: asyncio.TimerHandle | None = None
         self._frozen = False
         self._over = False
         self._task: asyncio.Task[None] | None = None
         self._reply = Reply(self._send)
+        self._reserved_bytes = 0
+        timeout_s = protocol.limits.manifest_timeout_us / 1e6
+        self._opening_timer = asyncio.get_running_loop().call_later(timeout_s, self._opening_overdue)
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether what the peer wants is not known yet."""
+        return not self._over and self._opening is None and self._request is None
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether units are still coming."""
+        return self._admission is not None and not self._frozen and not self._over
 
     # input
 
@@ -133,12 +150,26 @@ class Incoming:
             for chunk, last in self._outbox:
                 self._protocol.send(self.transfer_id, chunk, last)
             self._outbox.clear()
+        if self._over:
+            return
         for message in self._reader.feed(data):
             self._on_message(message)
+        if end and not self._over:
+            self._reader.finish()
 
-    def on_reset(self) -> None:
-        """The peer gave the transfer up."""
+    def on_stop(self) -> None:
+        """The peer reads no reply: it gave the transfer up."""
         self.close()
+
+    def on_reset(self, code: int) -> None:
+        """The peer ended its half."""
+        # NO_ERROR: it only stopped feeding units at its deadline; ours is still to come.
+        if code != AppCode.NO_ERROR or not self._started.is_set():
+            self.close()
+
+    def _opening_overdue(self) -> None:
+        if self._admission is None and not self._frozen:
+            self.refuse(Refusal(AppCode.CANCELLED, "the opening never came whole"))
 
     def on_event(self, event: Event) -> None:
         """Something the transfer's receiver said."""
@@ -176,20 +207,27 @@ class Incoming:
         self._opening = opening
         handler = self._handler
         if handler is None:
-            self._refuse(Refusal(AppCode.UNSUPPORTED, "this endpoint takes no hand-offs"))
+            self.refuse(Refusal(AppCode.UNSUPPORTED, "this endpoint takes no hand-offs"))
             return
         if not self._protocol.authorise(handler, opening.token):
-            self._refuse(Refusal(AppCode.UNAUTHORIZED, "the token is missing or wrong"))
+            self.refuse(Refusal(AppCode.UNAUTHORIZED, "the token is missing or wrong"))
             return
         now = time.monotonic()
         remaining_s = opening.remaining_us / 1e6
+        if not opening.manifest:
+            raise PeerError(AppCode.KV_MANIFEST, "manifest: empty", application=True)
         if opening.mode == "stream":
+            if self._manifest is not None or self._receiver() is not None:
+                raise _out_of_order("stream mode after frames")
+            if self._protocol.receiving >= self._protocol.limits.max_transfers:
+                self.refuse(Refusal(AppCode.BUSY, "too many transfers on this connection"))
+                return
             self._deadline_s = now + remaining_s
             self._on_manifest(opening.manifest)
             return
-        receiver = self._protocol.quic.open_receiver(self.transfer_id, now)
+        receiver = self._protocol.quic.open_receiver(self.transfer_id, now, early=False)
         if receiver is None:
-            self._refuse(Refusal(AppCode.BUSY, "too many transfers on this connection"))
+            self.refuse(Refusal(AppCode.BUSY, "too many transfers on this connection"))
             return
         receiver.note_remaining(remaining_s, now)
         for event in receiver.receive_manifest(opening.manifest, now):
@@ -225,9 +263,10 @@ class Incoming:
         try:
             if not limits.min_deadline_us <= remaining_s * 1e6 <= limits.max_deadline_us:
                 raise Refusal(AppCode.DEADLINE, f"the deadline is {remaining_s * 1000:.1f} ms away, outside my limits")
+            self._reserve(sum(count * nbytes for count, nbytes in unit_runs(manifest)))
             self._admission = handler.admit(manifest, remaining_s)
         except Refusal as refusal:
-            self._refuse(refusal)
+            self.refuse(refusal)
             return
         if not self._tokens_fit():
             return
@@ -242,15 +281,23 @@ class Incoming:
                 layout.unit_sizes(), manifest.symbols, manifest.symbol_size, self._admission.assembler, now
             )
             self._protocol.quic.transfer_accepted(self.transfer_id)
+            self._settle_timer = asyncio.get_running_loop().call_later(remaining_s - SETTLE_S, self._settle)
             for event in events:
                 self.on_event(event)
+
+    def _reserve(self, nbytes: int) -> None:
+        protocol = self._protocol
+        if protocol.admitted_bytes + nbytes > protocol.limits.max_connection_bytes:
+            raise Refusal(AppCode.BUSY, "the hand-offs of this connection would take too much memory together")
+        protocol.admitted_bytes += nbytes
+        self._reserved_bytes = nbytes
 
     def _tokens_fit(self) -> bool:
         """Token ids that came are those the manifest names; if not, the transfer is refused."""
         if self._tokens_hash is None or self._manifest is None or not self._manifest.tokens_hash:
             return True
         if self._tokens_hash != self._manifest.tokens_hash:
-            self._refuse(Refusal(AppCode.TOKENS_MISMATCH, "the token ids are not those of the manifest"))
+            self.refuse(Refusal(AppCode.TOKENS_MISMATCH, "the token ids are not those of the manifest"))
             return False
         return True
 
@@ -269,6 +316,20 @@ class Incoming:
 
     # the freeze
 
+    def _settle(self) -> None:
+        """Files incomplete units ahead of the deadline, a few at a time, so that little is left to do at the freeze."""
+        receiver, admission = self._receiver(), self._admission
+        if self._frozen or self._over or receiver is None or receiver.units is None or admission is None:
+            return
+        if receiver.stats.contradictions:  # a repair was poisoned: what was filed may have to be taken back
+            return
+        some = receiver.partial_units(self._settled, SETTLE_UNITS)
+        for unit, data, ranges in some:
+            admission.assembler.write_partial(unit, data, ranges)
+            self._settled[unit] = receiver.units.present(unit)
+        pause_s = 0.0 if some else SETTLE_S / 10
+        self._settle_timer = asyncio.get_running_loop().call_later(pause_s, self._settle)
+
     def _on_frozen(self) -> None:
         if self._frozen or self._over:
             return
@@ -277,13 +338,13 @@ class Incoming:
         admission, manifest, receiver = self._admission, self._manifest, self._receiver()
         if admission is None or manifest is None:
             if self._opening is not None or self._manifest is not None:
-                self._refuse(Refusal(AppCode.DEADLINE, "the deadline came before the transfer could be admitted"))
+                self.refuse(Refusal(AppCode.DEADLINE, "the deadline came before the transfer could be admitted"))
             else:
                 self.close()
             return
         assembler = admission.assembler
         if receiver is not None and self._deadline_s is None:
-            partial = receiver.partial_units()
+            partial = self._unsettled(receiver, assembler)
             known = receiver.known_bitmap()[: (manifest.symbols + 7) // 8]
             recovered, recovered_digest = receiver.recovered_symbols()
             stats, status = receiver.stats, receiver.status
@@ -313,17 +374,20 @@ class Incoming:
         freeze = Freeze(manifest, admission.handle, frozen_s, deadline_s, assembler, partial)
         self._task = asyncio.ensure_future(self._serve(freeze))
 
+    def _unsettled(self, receiver: Receiver, assembler: Assembler) -> list[tuple[int, bytes, list[tuple[int, int]]]]:
+        """What is still to be filed of incomplete units."""
+        if not receiver.stats.contradictions:
+            return receiver.partial_units(self._settled)
+        partial = receiver.partial_units()
+        gone = set(self._settled) - {unit for unit, _, _ in partial}
+        return partial + [(unit, bytes(assembler.layout.unit_nbytes(unit)), []) for unit in sorted(gone)]
+
     async def _serve(self, freeze: Freeze) -> None:
         handler = self._handler
         assert handler is not None
         try:
-            if not self._started.is_set():
-                # The request may still be on its way again; the units do not wait for it, generation has to.
-                timeout_s = self._protocol.limits.manifest_timeout_us / 1e6
-                await asyncio.wait_for(self._started.wait(), timeout_s)
+            await self._wait_for_start()
             await handler.received(freeze, self._request, self._reply)
-        except TimeoutError:
-            self._reply.failed(AppCode.CANCELLED, "the opening never came whole")
         except Refusal as refusal:
             self._reply.failed(refusal.code, refusal.reason)
         except asyncio.CancelledError:
@@ -333,10 +397,21 @@ class Incoming:
             self._reply.failed(AppCode.INTERNAL, "the receiver failed; see its log")
         self._finish()
 
+    async def _wait_for_start(self) -> None:
+        """The request may still be on its way again: the units do not wait for it, generation has to."""
+        try:
+            async with asyncio.timeout(self._protocol.limits.manifest_timeout_us / 1e6):
+                await self._started.wait()
+        except TimeoutError:
+            raise Refusal(AppCode.CANCELLED, "the opening never came whole") from None
+
     def _resume(self, request: messages.Generate) -> None:
         handler = self._handler
-        if handler is None or not self._protocol.authorise(handler, request.token):
-            self._refuse(Refusal(AppCode.UNAUTHORIZED, "the token is missing or wrong"))
+        if handler is None:
+            self.refuse(Refusal(AppCode.UNSUPPORTED, "this endpoint keeps no caches"))
+            return
+        if not self._protocol.authorise(handler, request.token):
+            self.refuse(Refusal(AppCode.UNAUTHORIZED, "the token is missing or wrong"))
             return
         self._frozen = True
         self._task = asyncio.ensure_future(self._serve_again(handler, request))
@@ -345,7 +420,7 @@ class Incoming:
         try:
             await handler.resumed(request, self._reply)
         except Refusal as refusal:
-            self._refuse(refusal)
+            self.refuse(refusal)
             return
         except asyncio.CancelledError:
             raise
@@ -366,7 +441,8 @@ class Incoming:
         else:  # our half of a peer's stream exists only once the peer's first bytes came
             self._outbox.append((data, last))
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Refusal) -> None:
+        """Tells the peer why not and ends the transfer; the connection stays."""
         if self._over:
             return
         self._send(messages.Refused(refusal.code, refusal.reason[: messages.MAX_REASON]), last=True)
@@ -385,13 +461,20 @@ class Incoming:
             return
         self._over = True
         self._reply.cancelled = True
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
+        self._opening_timer.cancel()
+        self._protocol.admitted_bytes -= self._reserved_bytes
+        for timer in (self._deadline_timer, self._settle_timer):
+            if timer is not None:
+                timer.cancel()
         if self._admission is not None:
             self._admission.release()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-        self._protocol.incoming_over(self.transfer_id, waiting_for_stream=keep_outbox and bool(self._outbox))
+        self._protocol.incoming_over(
+            self.transfer_id,
+            admitted=self._admission is not None,
+            waiting_for_stream=keep_outbox and bool(self._outbox),
+        )
 
 
 def _out_of_order(what: str) -> PeerError:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 STREAM_WATERMARK = 128 * 1024  # bytes waiting in the stream's send buffer: what has not left can still be given up
 REPAIR_ROOM = 40  # bytes a REPAIR needs beyond a SOURCE, its smallest bitmap included
+REASON_PTOS = 3  # probe timeouts that a refusal's reason may come later than its STOP_SENDING
 
 
 class HandoffRefused(Exception):
@@ -65,6 +66,7 @@ class Request:
         self._protocol = protocol
         self._reader = messages.MessageReader(protocol.limits, messages.Role.SENDER)
         self._over = False
+        self._stopped: asyncio.TimerHandle | None = None
 
     def start(self) -> int:
         """Opens the stream and asks; returns the stream id."""
@@ -96,7 +98,13 @@ class Request:
             self.replies.put_nowait(message)
 
     def on_stop(self, code: int) -> None:
-        """The peer wants nothing more of the stream, or ended its own half: a refusal whose message may be late."""
+        """The peer wants nothing more of the stream: a refusal. Its reason travels beside it and may come later."""
+        if not self._over and self._stopped is None:
+            delay_s = REASON_PTOS * self._protocol.quic.pto_s
+            self._stopped = asyncio.get_running_loop().call_later(delay_s, self.on_reset, code)
+
+    def on_reset(self, code: int) -> None:
+        """The peer ended its own half: nothing more will be heard."""
         self.close(HandoffRefused(code, "the receiver stopped the transfer"))
 
     def close(self, error: Exception | None) -> None:
@@ -104,6 +112,8 @@ class Request:
         if self._over:
             return
         self._over = True
+        if self._stopped is not None:
+            self._stopped.cancel()
         self.error = error
         self.replies.put_nowait(None)
         self._protocol.outgoing_over(self.stream_id)
@@ -114,7 +124,7 @@ class Request:
             return
         quic = self._protocol.quic
         for give_up in (quic.reset_stream, quic.stop_stream):
-            with suppress(AssertionError, ValueError):  # that half has ended already
+            with suppress(RuntimeError, ValueError):  # that half has ended already
                 give_up(self.stream_id, AppCode.CANCELLED)
         self.close(None)
         self._protocol.transmit_soon()
@@ -127,7 +137,7 @@ class Outgoing(Request):
         self, protocol: PfecProtocol, kv: PreparedKV, options: SendOptions, request: messages.Generate | None
     ) -> None:
         super().__init__(protocol, request)
-        self.kv = kv
+        self._kv: PreparedKV | None = kv
         self.options = options
         self.started_s = time.monotonic()
         self.sender: Sender | None = None
@@ -140,6 +150,13 @@ class Outgoing(Request):
         self.bytes_sent = 0
         self.blocked_cwnd_before = protocol.quic.blocked_cwnd
         self._feeding = False
+
+    @property
+    def kv(self) -> PreparedKV:
+        """What is handed over. Raises RuntimeError after `release`."""
+        if self._kv is None:
+            raise RuntimeError("the hand-off was released")
+        return self._kv
 
     def start(self) -> int:
         quic, kv, options = self._protocol.quic, self.kv, self.options
@@ -195,10 +212,14 @@ class Outgoing(Request):
             return
         while self._feeding and quic.stream_backlog(self.stream_id) < STREAM_WATERMARK:
             unit, data = self.kv.unit_at(self.units_sent)
+            last = self.units_sent + 1 == len(self.kv.send_order)
+            try:
+                quic.send_stream_data(self.stream_id, messages.encode_message(messages.Unit(unit, data)), last)
+            except (RuntimeError, ValueError):  # the peer has stopped the stream; the event that says so is on its way
+                self._feeding = False
+                return
             self.units_sent += 1
             self.bytes_sent += len(data)
-            last = self.units_sent == len(self.kv.send_order)
-            quic.send_stream_data(self.stream_id, messages.encode_message(messages.Unit(unit, data)), last)
             self._feeding = not last
 
     def on_message(self, message: messages.Message) -> None:
@@ -206,9 +227,9 @@ class Outgoing(Request):
             case messages.Accepted():
                 self.accepted = message
             case messages.Report():
-                if len(message.known) > (self.kv.layout.symbols(self.symbol_size) + 7) // 8:
-                    raise PeerError(AppCode.MESSAGE_ERROR, "the report knows symbols never sent", application=True)
                 if not self.report.done():
+                    if len(message.known) > (self.kv.layout.symbols(self.symbol_size) + 7) // 8:
+                        raise PeerError(AppCode.MESSAGE_ERROR, "the report knows symbols never sent", application=True)
                     self.report.set_result(message)
                 self.end_sending()
             case _:
@@ -218,6 +239,12 @@ class Outgoing(Request):
         """Nothing more of the units leaves."""
         self._feeding = False
         self._protocol.quic.remove_transfer(self.stream_id)
+
+    def release(self) -> None:
+        """Lets go of the cache: text may follow for long, and the report, which holds it, for ever."""
+        if not self.report.done():
+            self.report.set_exception(ConnectionError("the report was not waited for"))
+        self._kv = self.sender = None
 
     def close(self, error: Exception | None) -> None:
         if self._over:

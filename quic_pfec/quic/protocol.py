@@ -22,7 +22,8 @@ from quic_pfec.quic.endpoint import ExtensionProtocol
 from quic_pfec.quic.incoming import Handler, Incoming
 from quic_pfec.quic.outgoing import Request
 from quic_pfec.transfer.sender import TraceRow
-from quic_pfec.wire.errors import AppCode, PeerError
+from quic_pfec.wire.errors import AppCode, PeerError, Refusal
+from quic_pfec.wire.frames import AckStatus
 from quic_pfec.wire.limits import Limits
 
 logger = logging.getLogger("quic_pfec")
@@ -40,6 +41,8 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
         self.token = token
         self.observer: Callable[[TraceRow], None] | None = None
         self.close_reason = ""
+        self.admitted_bytes = 0
+        """Destinations of the incoming hand-offs that are not over."""
         self._incoming: dict[int, Incoming] = {}
         self._outgoing: dict[int, Request] = {}
         self._authorised = False
@@ -74,24 +77,24 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
 
     def _dispatch(self, event: QuicEvent) -> None:
         if isinstance(event, TransferEvent):
-            self._incoming_for(event.transfer_id).on_event(event.event)
+            if event.transfer_id in self._incoming or not self.quic.is_over(event.transfer_id):
+                self._incoming_for(event.transfer_id).on_event(event.event)
         elif isinstance(event, StreamDataReceived):
             outgoing = self._outgoing.get(event.stream_id)
             if outgoing is not None:
                 outgoing.on_stream(event.data, event.end_stream)
             elif self._is_incoming(event.stream_id):
-                self._incoming_for(event.stream_id).on_stream(event.data, event.end_stream)
+                self._incoming_for(event.stream_id, by_stream=True).on_stream(event.data, event.end_stream)
         elif isinstance(event, StopSendingReceived):
             if event.stream_id in self._outgoing:
                 self._outgoing[event.stream_id].on_stop(event.error_code)
             elif event.stream_id in self._incoming:
-                self._incoming[event.stream_id].on_reset()
+                self._incoming[event.stream_id].on_stop()
         elif isinstance(event, StreamReset):
             if event.stream_id in self._outgoing:
-                self._outgoing[event.stream_id].on_stop(event.error_code)
-            elif event.stream_id in self._incoming and event.error_code != AppCode.NO_ERROR:
-                # NO_ERROR: the sender only stopped feeding the stream at its deadline; ours is still to come.
-                self._incoming[event.stream_id].on_reset()
+                self._outgoing[event.stream_id].on_reset(event.error_code)
+            elif event.stream_id in self._incoming:
+                self._incoming[event.stream_id].on_reset(event.error_code)
         elif isinstance(event, HandshakeCompleted):
             self.transmit_soon()
         elif isinstance(event, ConnectionTerminated):
@@ -103,11 +106,19 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
             return False
         return stream_id in self._incoming or not self.quic.is_over(stream_id)
 
-    def _incoming_for(self, transfer_id: int) -> Incoming:
+    def _incoming_for(self, transfer_id: int, *, by_stream: bool = False) -> Incoming:
         incoming = self._incoming.get(transfer_id)
         if incoming is None:
-            incoming = self._incoming[transfer_id] = Incoming(self, transfer_id, self.handler)
+            crowded = sum(other.is_opening for other in self._incoming.values()) >= self.limits.max_openings
+            incoming = self._incoming[transfer_id] = Incoming(self, transfer_id, self.handler, by_stream)
+            if crowded:
+                incoming.refuse(Refusal(AppCode.BUSY, "too many openings on this connection are not whole"))
         return incoming
+
+    @property
+    def receiving(self) -> int:
+        """Incoming hand-offs whose units are still coming."""
+        return sum(incoming.is_receiving for incoming in self._incoming.values())
 
     def after_transmit(self) -> None:
         for outgoing in list(self._outgoing.values()):
@@ -132,24 +143,26 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
 
     def send(self, stream_id: int, data: bytes, last: bool) -> None:
         """Writes to a transfer's stream; a stream that the peer has reset meanwhile swallows it."""
-        with suppress(AssertionError, ValueError):
+        with suppress(RuntimeError, ValueError):
             self.quic.send_stream_data(stream_id, data, last)
         self.transmit_soon()
 
     def stop(self, stream_id: int, code: int) -> None:
         """Asks the peer to stop writing to a stream; nothing to ask where it has ended already."""
-        with suppress(AssertionError, ValueError):
+        with suppress(ValueError):
             self.quic.stop_stream(stream_id, code)
         self.transmit_soon()
 
-    def incoming_over(self, transfer_id: int, *, waiting_for_stream: bool) -> None:
+    def incoming_over(self, transfer_id: int, *, admitted: bool, waiting_for_stream: bool) -> None:
         """An incoming hand-off ended. Its last feedback is still repeated for a moment; then nothing of it is left."""
         delay_s = 2 * self.quic.rtt_s + 0.05
         if waiting_for_stream:  # a refusal that waits for the peer's half of the stream to appear
             delay_s = self.limits.manifest_timeout_us / 1e6
         receiver = self.quic.receivers.get(transfer_id)
-        if receiver is not None:
+        if receiver is not None and admitted and receiver.status is not AckStatus.RUNNING:
             receiver.release()
+        else:  # refused or given up: a receiver that still listened would store again what keeps coming
+            self.quic.remove_transfer(transfer_id)
         with suppress(RuntimeError):  # no running loop: the process is on its way out
             asyncio.get_running_loop().call_later(delay_s, self._forget, transfer_id)
 

@@ -7,7 +7,7 @@ closes the connection, what is late, known or too costly is dropped and counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -456,11 +456,15 @@ class Receiver:
         flags[sids] = True
         return to_bitmap(flags), symbols_digest(sids, decoder.symbol)
 
-    def partial_units(self) -> list[tuple[int, bytes, list[tuple[int, int]]]]:
+    def partial_units(
+        self, known: Mapping[int, int] | None = None, limit: int | None = None
+    ) -> list[tuple[int, bytes, list[tuple[int, int]]]]:
         """(unit, bytes with zeros where nothing came, byte ranges that came) of every unit that came in part."""
         if self.units is None or self._decoder is None:
             return []
-        return [(unit, *self.units.collect(unit, self._decoder)) for unit in self.units.partial_units()]
+        table, seen = self.units, known or {}
+        fresh = [unit for unit in table.partial_units() if seen.get(unit) != table.present(unit)]
+        return [(unit, *table.collect(unit, self._decoder)) for unit in fresh[:limit]]
 
     def release(self) -> None:
         """Frees the arena: nothing of this transfer is kept but what the last feedback says."""

@@ -103,15 +103,11 @@ class Limits:
     """Ranges we write in one PFEC_ACK. We always accept MAX_ACK_RANGES."""
     max_unknown: int = 512
     """Unresolved columns of a decoder: 87 us of elimination a repair, within the packet slot of 100 Mbit/s."""
-    spare_repairs: int = 16
-    """Repairs stored beyond the number of unknowns."""
     row_operations_per_repair: int = 1_024
     """Elimination work that one REPAIR earns, 16 us. Honest elimination of l losses needs about l^2 in all."""
-    repair_burst: int = 16
-    """Repairs in a row that a decoder takes from its work budget."""
-    max_tolerated: int = 1_000
-    """Invalid but harmless frames (contradicting or useless) before the connection is closed."""
 
+    max_openings: int = 32
+    """Transfer streams of a connection whose first message is not whole: each may hold one of 612 kB."""
     max_unit_bytes: int = 4 << 20
     """One unit on the transfer stream. 256 fragments of the largest symbol hold 4,193,024 bytes: no unit is larger."""
 
@@ -142,7 +138,7 @@ class Limits:
             "max_tokens",
             "max_unknown",
             "row_operations_per_repair",
-            "repair_burst",
+            "max_openings",
             "max_unit_bytes",
         ):
             _within(name, getattr(self, name), 1, (1 << 62) - 1)

@@ -1,0 +1,375 @@
+"""What a user of the library calls: `connect`, `prepare`, `send_kv`, `generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quic_pfec.kv.prepared import PreparedKV, prepare_arrays
+from quic_pfec.kv.profile import Profile
+from quic_pfec.quic.configuration import configuration, provisioned_rate
+from quic_pfec.quic.endpoint import open_connection
+from quic_pfec.quic.incoming import Handler
+from quic_pfec.quic.outgoing import HandoffRefused, Outgoing, Request, SendOptions
+from quic_pfec.quic.protocol import PfecProtocol
+from quic_pfec.report import KVReport, LimitedBy, Symbols
+from quic_pfec.schedule.policies import POLICY_NAMES
+from quic_pfec.transfer.report import bits, outcome, symbols_digest
+from quic_pfec.transfer.sender import TraceRow
+from quic_pfec.wire import messages
+from quic_pfec.wire.errors import LocalError
+from quic_pfec.wire.limits import Limits
+from quic_pfec.wire.manifest import MODEL_UNSTATED
+
+Order = Literal["utility", "prefix", "fifo"]
+Missing = Literal["mask", "zero"]
+
+REPORT_PTOS = 3  # probe timeouts after the deadline that the receiver's report is waited for
+REPORT_SLACK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """What the receiver does with the cache: it continues the context with `prompt` and then with new tokens.
+
+    prompt: text (the receiver tokenises it, without special tokens) or token ids. max_new_tokens: 0 = none.
+    score: token ids along which the receiver returns its teacher-forced top-1 predictions (`KVReport.scores`).
+    """
+
+    prompt: str | Sequence[int] = ""
+    max_new_tokens: int = 64
+    score: Sequence[int] = ()
+
+    def message(self, handle: int = 0, token: str = "") -> messages.Generate:
+        """Raises LocalError if it cannot be put on the wire."""
+        text = isinstance(self.prompt, str)
+        return messages.Generate(
+            prompt=self.prompt if isinstance(self.prompt, str) else "",
+            prompt_tokens=() if text else tuple(int(i) for i in self.prompt),
+            max_new_tokens=self.max_new_tokens,
+            stream=True,
+            score_tokens=tuple(int(i) for i in self.score),
+            handle=handle,
+            token=token,
+        )
+
+
+class Connection:
+    """A connection to a peer that takes hand-offs. Made by `connect`; every method belongs to its event loop."""
+
+    def __init__(self, protocol: PfecProtocol) -> None:
+        self._protocol = protocol
+
+    @property
+    def extension(self) -> Literal["on", "off"]:
+        """Whether both ends speak the extension; "off" means that hand-offs go over a plain stream."""
+        return "on" if self._protocol.quic.extension is not None else "off"
+
+    @property
+    def protocol(self) -> PfecProtocol:
+        """The protocol underneath, for tools and tests."""
+        return self._protocol
+
+    def trace(self, observer: Callable[[TraceRow], None] | None) -> None:
+        """Calls `observer` for every symbol that later hand-offs send: a log of the window."""
+        self._protocol.observer = observer
+
+    async def generate(self, handle: int, request: Generate) -> KVText:
+        """A later turn on a cache that the peer keeps. Raises HandoffRefused if it no longer does."""
+        question = Request(self._protocol, request.message(handle, self._protocol.token))
+        self._protocol.begin(question)
+        return KVText(question)
+
+
+class KVText:
+    """Generated text as it comes: iterate it, or `await text.whole()`."""
+
+    def __init__(self, outgoing: Request, report: KVReport | None = None) -> None:
+        self._outgoing = outgoing
+        self._report = report
+        self.tokens: list[int] = []
+        self.scores: tuple[int, ...] = ()
+        self.finish_reason = ""
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        try:
+            async for part in self._parts():
+                yield part
+        except (asyncio.CancelledError, GeneratorExit):
+            self._outgoing.cancel()  # nobody reads any more: the peer need not generate what is left
+            raise
+
+    async def _parts(self) -> AsyncIterator[str]:
+        while True:
+            message = await self._outgoing.replies.get()
+            match message:
+                case None:
+                    self._outgoing.replies.put_nowait(None)  # a second iteration ends at once, too
+                    if self._outgoing.error is not None:
+                        raise self._outgoing.error
+                    return
+                case messages.Text():
+                    if message.token >= 0:
+                        self.tokens.append(message.token)
+                    yield message.text
+                case messages.Scores():
+                    self.scores = message.predictions
+                    if self._report is not None:
+                        self._report.scores = message.predictions
+                case messages.Decoding():
+                    self._note_decoding(message)
+                case messages.Done():
+                    self.finish_reason = message.reason
+                    if self._report is not None:
+                        self._report.finish_reason = message.reason
+                case messages.Failed():
+                    raise HandoffRefused(message.code, message.reason)
+                case _:
+                    continue
+
+    async def whole(self) -> str:
+        """All of it, joined."""
+        return "".join([part async for part in self])
+
+    def _note_decoding(self, message: messages.Decoding) -> None:
+        report = self._report
+        if report is not None and report.frozen_s is not None:
+            report.decode_started_s = report.frozen_s + message.started_after_freeze_us / 1e6
+            report.decode_clock_s = message.clock_s
+
+
+@asynccontextmanager
+async def connect(
+    host: str,
+    port: int = 4433,
+    *,
+    ca_certs: str | None = None,
+    insecure: bool = False,
+    server_name: str | None = None,
+    client_certificate: tuple[str, str] | None = None,
+    token: str | None = None,
+    congestion_control: str = "cubic",
+    rate: str | float | None = None,
+    extension: bool = True,
+    handler: Handler | None = None,
+    limits: Limits | None = None,
+    timeout_s: float = 10.0,
+) -> AsyncIterator[Connection]:
+    """Connects to a peer, TLS 1.3 always.
+
+    ca_certs: PEM file of authorities to trust, default the system's. insecure: check no certificate (tests only).
+    client_certificate: (certificate, key) files for mutual TLS. token: what the peer asks for. congestion_control:
+    "cubic", "reno", or "rate" together with `rate` ("50Mbps" or bit/s): a provisioned rate for a path that is known to
+    lose packets; `rate` alone implies it. extension=False: speak plain QUIC only. handler: takes the peer's hand-offs.
+
+    Raises ConnectionError if the peer cannot be reached in time, ValueError for settings that contradict each other.
+    """
+    rate_bps = provisioned_rate(congestion_control, rate)
+    limits = limits or Limits()
+    config = configuration(
+        is_client=True,
+        ca_certs=ca_certs,
+        insecure=insecure,
+        server_name=server_name,
+        certificate=client_certificate,
+        congestion_control="reno" if rate_bps is not None else congestion_control,
+    )
+    async with open_connection(
+        host,
+        port,
+        configuration=config,
+        make_protocol=lambda quic: PfecProtocol(quic, handler=handler, token=token or ""),
+        # Who takes no hand-offs announces so, and keeps no memory for any.
+        options={"limits": limits if handler else replace(limits, max_transfers=0), "enabled": extension},
+        rate_bps=rate_bps,
+        timeout_s=timeout_s,
+    ) as protocol:
+        yield Connection(protocol)
+
+
+def prepare(
+    cache: Any,
+    *,
+    tokens: Any = None,
+    profile: Profile | None = None,
+    utility: NDArray[np.float64] | None = None,
+    order: Order = "utility",
+    wire_dtype: str | None = None,
+    first_token: int = 0,
+    model: str = MODEL_UNSTATED,
+    rope: str = "",
+) -> PreparedKV:
+    """Packs, scores and orders a cache, outside of any deadline; the result may be sent several times.
+
+    cache: a Hugging Face cache (batch one), or a list of (keys, values) numpy arrays [kv_heads, tokens, head_dim].
+    tokens: ids of the whole context (tensor, array or list), so that the receiver can check it means the same text.
+    profile or utility (float64 per unit id): what matters; neither = a generic guess. wire_dtype: "bf16" by default;
+    the cache's own dtype, or bf16. first_token: send only the rows from here on (the receiver holds those before).
+    model: fingerprint that the receiver compares with its own (`llm.models.fingerprint`); not stated, it checks shapes.
+
+    Raises ValueError with one line for whatever cannot be sent, ImportError naming the extra for a Hugging Face cache.
+    """
+    ids = None if tokens is None else np.asarray(tokens, dtype=np.int64).reshape(-1)
+    if isinstance(cache, list) and cache and all(isinstance(pair, tuple) and _is_numpy(pair) for pair in cache):
+        dtype = {"float32": "fp32", "float16": "fp16", "uint16": "bf16", "uint32": "fp32"}.get(
+            str(cache[0][0].dtype), ""
+        )
+        if not dtype:
+            raise LocalError(f"arrays of {cache[0][0].dtype} cannot be sent: float32, float16, or bf16 bits as uint16")
+        rows = cache if first_token == 0 else [(k[:, first_token:], v[:, first_token:]) for k, v in cache]
+        return prepare_arrays(
+            rows, dtype=dtype, model=model, wire_dtype=wire_dtype or "bf16", order=order, profile=profile,
+            utility=utility, tokens=ids, first_token=first_token, rope=rope,
+        )  # fmt: skip
+    from quic_pfec.kv import hf
+
+    extracted = hf.extract(cache, wire_dtype or "bf16", first_token=first_token)
+    return prepare_arrays(
+        extracted.arrays.layers, dtype=extracted.wire_dtype, model=model, wire_dtype=extracted.wire_dtype, order=order,
+        profile=profile, utility=utility, tokens=ids, first_token=first_token, rope=rope,
+        sliding_windows=[shape.sliding_window for shape in extracted.shapes],
+    )  # fmt: skip
+
+
+def _is_numpy(pair: tuple[Any, ...]) -> bool:
+    return len(pair) == 2 and all(isinstance(part, np.ndarray) for part in pair)
+
+
+async def send_kv(
+    conn: Connection,
+    cache: Any,
+    deadline: float | None = None,
+    *,
+    deadline_at: float | None = None,
+    tokens: Any = None,
+    profile: Profile | None = None,
+    order: Order = "utility",
+    scheduler: str = "hybrid",
+    repair_budget: float | None = None,
+    wire_dtype: str | None = None,
+    missing: Missing = "mask",
+    base: int = 0,
+    then: Generate | None = None,
+) -> KVReport:
+    """Hands a cache over; the receiver freezes what it has at the deadline and goes on from there.
+
+    cache: what `prepare` returned, or what it takes. deadline: seconds from this call (> 0); or deadline_at on
+    `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
+    not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`. repair_budget: repairs plus resends allowed as a
+    share of the symbols, None = no limit. missing: what the receiver does about holes. base: handle of an earlier
+    hand-off that holds the tokens before this one's first. then: what to generate, at the freeze, without another trip.
+
+    Returns at the receiver's report, or at the deadline + 3 PTO with `confirmed=False`. A partial hand-off is a result.
+    Raises ValueError (misuse), HandoffRefused (the peer will not), ConnectionError (the connection died). Cancelling
+    the call frees both sides.
+    """
+    called_s = time.monotonic()
+    if (deadline is None) == (deadline_at is None):
+        raise LocalError("give exactly one of deadline (seconds from now) and deadline_at (time.monotonic())")
+    deadline_s = called_s + deadline if deadline is not None else float(deadline_at)  # type: ignore[arg-type]
+    if not 0 < deadline_s - called_s < float("inf"):
+        raise LocalError(f"the deadline is in the past or no number: {deadline_s - called_s:.3f} s from now")
+    if scheduler not in POLICY_NAMES:
+        raise LocalError(f"unknown scheduler {scheduler!r}: choose one of {', '.join(POLICY_NAMES)}")
+    if missing not in ("mask", "zero"):
+        raise LocalError(f"missing must be 'mask' or 'zero', not {missing!r} (recompute is not in this release)")
+    if repair_budget is not None and not repair_budget >= 0:
+        raise LocalError(f"repair_budget is a share of the symbols and cannot be negative: {repair_budget}")
+    kv = cache
+    if not isinstance(kv, PreparedKV):
+        kv = prepare(cache, tokens=tokens, profile=profile, order=order, wire_dtype=wire_dtype)
+    options = SendOptions(deadline_s, scheduler, repair_budget, missing, base)
+    request = None if then is None else then.message()
+    outgoing = Outgoing(conn.protocol, kv, options, request)
+    outgoing.started_s = called_s
+    conn.protocol.begin(outgoing)
+    timeout_s = deadline_s - time.monotonic() + REPORT_PTOS * conn.protocol.quic.pto_s + REPORT_SLACK_S
+    report: messages.Report | None
+    try:
+        report = await asyncio.wait_for(asyncio.shield(outgoing.report), max(0.0, timeout_s))
+    except TimeoutError:
+        report = None
+    except asyncio.CancelledError:
+        outgoing.cancel()
+        raise
+    outgoing.end_sending()
+    answer = _report(conn, outgoing, report)
+    outgoing.release()
+    return answer
+
+
+def _report(conn: Connection, outgoing: Outgoing, report: messages.Report | None) -> KVReport:
+    kv, sender, options = outgoing.kv, outgoing.sender, outgoing.options
+    layout = kv.layout
+    unit_of_sid, _ = kv.sid_units(outgoing.symbol_size)
+    known = bits(b"" if report is None else report.known, len(unit_of_sid))
+    complete = bits(b"" if report is None else report.complete, layout.unit_count)
+    if sender is None:
+        known = complete[unit_of_sid]
+    result = outcome(known, complete, unit_of_sid, kv.utility)
+    deadline_s = options.deadline_s - outgoing.started_s
+    recovered = np.flatnonzero(bits(b"" if report is None else report.recovered, len(unit_of_sid)))
+    verified = None
+    if report is not None and sender is not None:
+        encoder, _ = kv.symbols(outgoing.symbol_size)
+        verified = symbols_digest(recovered.tolist(), encoder.symbol) == report.recovered_digest
+    stats = sender.stats if sender is not None else None
+    answer = KVReport(
+        handle=outgoing.accepted.handle if outgoing.accepted is not None else 0,
+        confirmed=report is not None,
+        extension="on" if sender is not None else "off",
+        scheduler=options.scheduler if sender is not None else "stream",
+        j_block=result.j_block,
+        j_frac=result.j_frac,
+        units_complete=result.units_complete,
+        units_partial=result.units_partial,
+        units_missing=result.units_missing,
+        units_corrupt=0 if report is None else report.corrupt,
+        unit_share=result.unit_share.reshape(-1, layout.columns),
+        symbols=Symbols(
+            total=len(unit_of_sid),
+            source=stats.source if stats else 0,
+            repair=stats.repair if stats else 0,
+            resent=stats.resent if stats else 0,
+            lost=stats.losses if stats else 0,
+            recovered=len(recovered),
+            repairs_useful=report.repairs_useful if report else 0,
+            repairs_useless=report.repairs_useless if report else 0,
+            repairs_late=report.repairs_late if report else 0,
+        ),
+        bytes_sent=stats.frame_bytes if stats else outgoing.bytes_sent,
+        deadline_s=deadline_s,
+        frozen_s=None if report is None else deadline_s - report.frozen_early_us / 1e6,
+        limited_by=_limited_by(conn, outgoing, bool(complete.all())),
+        recovered_verified=verified,
+        started_clock_s=outgoing.started_s,
+        first_packet_clock_s=None if stats is None else stats.first_packet_s,
+        frozen_clock_s=None if report is None else report.frozen_clock_s,
+    )
+    answer.text = KVText(outgoing, answer).__aiter__()
+    return answer
+
+
+def _limited_by(conn: Connection, outgoing: Outgoing, complete: bool) -> LimitedBy:
+    sender, quic = outgoing.sender, conn.protocol.quic
+    if complete:
+        return "nothing"
+    if sender is None:
+        return "deadline" if quic.has_own_pacer else "congestion_control"
+    stats = sender.stats
+    if stats.slots_credit > stats.source:
+        return "credit"
+    packets = stats.source + stats.repair + stats.resent + stats.manifests
+    if not quic.has_own_pacer:
+        # With a standard controller the link itself is never known; blocked before the deadline means held back.
+        return "congestion_control" if quic.blocked_cwnd - outgoing.blocked_cwnd_before > 0 else "deadline"
+    if packets < 0.5 * sender.slots_total:
+        return "congestion_control" if quic.rate_reduced else "cpu"
+    return "deadline"

@@ -1,0 +1,116 @@
+"""What `send_kv` returns: how much arrived, what it cost, what held it back, and the text that came of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+LimitedBy = Literal["nothing", "deadline", "congestion_control", "credit", "cpu"]
+
+HINTS: dict[LimitedBy, str] = {
+    "nothing": "everything arrived before the deadline",
+    "deadline": "the link had no room for more: a later deadline, a narrower wire dtype or a faster link would help",
+    "congestion_control": "the congestion controller held the sender back: on a path known to lose packets, pass rate=",
+    "credit": "the receiver granted no more symbols in time",
+    "cpu": "this machine could not build packets as fast as the link takes them",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Symbols:
+    """Packets of one hand-off. `lost`: declared lost by QUIC; useless repairs told the receiver nothing."""
+
+    total: int
+    source: int = 0
+    repair: int = 0
+    resent: int = 0
+    lost: int = 0
+    recovered: int = 0
+    repairs_useful: int = 0
+    repairs_useless: int = 0
+    repairs_late: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class KVReport:
+    """One hand-off as its sender knows it.
+
+    handle: names the cache at the receiver (0 = unknown). confirmed: False if no report came by deadline + 3 PTO; the
+    numbers of units are then unknown (zero). extension: "on", or "off" where the hand-off went over a plain stream.
+    j_block, j_frac: utility of complete units, and weighted by what is there of each, in [0, 1]. unit_share: float64
+    [layers, columns]. deadline_s, frozen_s, decode_started_s: seconds since the call, by the receiver's account.
+    recovered_verified: whether every symbol that the receiver decoded is bit-equal to the one sent (None = not known).
+    started_clock_s, first_packet_clock_s: our monotonic clock. frozen_clock_s, decode_clock_s: the receiver's own
+    monotonic clock, comparable with ours only on one host.
+    """
+
+    handle: int
+    confirmed: bool
+    extension: Literal["on", "off"]
+    scheduler: str
+    j_block: float
+    j_frac: float
+    units_complete: int
+    units_partial: int
+    units_missing: int
+    units_corrupt: int
+    unit_share: NDArray[np.float64]
+    symbols: Symbols
+    bytes_sent: int
+    deadline_s: float
+    frozen_s: float | None
+    limited_by: LimitedBy
+    started_clock_s: float
+    first_packet_clock_s: float | None = None
+    recovered_verified: bool | None = None
+    frozen_clock_s: float | None = None
+    decode_started_s: float | None = None
+    decode_clock_s: float | None = None
+    scores: tuple[int, ...] = ()
+    finish_reason: str = ""
+    text: AsyncIterator[str] = field(repr=False, default_factory=lambda: _no_text())
+
+    @property
+    def hint(self) -> str:
+        """One line on what held the hand-off back."""
+        return HINTS[self.limited_by]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        symbols = self.symbols
+        return {
+            "confirmed": self.confirmed,
+            "extension": self.extension,
+            "scheduler": self.scheduler,
+            "j_block": self.j_block,
+            "j_frac": self.j_frac,
+            "blocks_complete": self.units_complete,
+            "blocks_partial": self.units_partial,
+            "blocks_missing": self.units_missing,
+            "blocks_corrupt": self.units_corrupt,
+            "blocks_total": self.units_complete + self.units_partial + self.units_missing,
+            "symbols": symbols.total,
+            "source": symbols.source,
+            "repair": symbols.repair,
+            "resent": symbols.resent,
+            "lost": symbols.lost,
+            "recovered": symbols.recovered,
+            "repairs_useful": symbols.repairs_useful,
+            "repairs_useless": symbols.repairs_useless,
+            "repairs_late": symbols.repairs_late,
+            "bytes_sent": self.bytes_sent,
+            "deadline_s": self.deadline_s,
+            "frozen_s": self.frozen_s,
+            "decode_started_s": self.decode_started_s,
+            "limited_by": self.limited_by,
+        }
+
+
+async def _no_text() -> AsyncIterator[str]:
+    nothing: tuple[str, ...] = ()
+    for part in nothing:
+        yield part

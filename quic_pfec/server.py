@@ -1,0 +1,115 @@
+"""`serve()` for library users, and the LLM endpoint: `python -m quic_pfec.server`."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from quic_pfec.kv.received import ReceivedKV
+from quic_pfec.quic.admission import Admissions
+from quic_pfec.quic.configuration import configuration, provisioned_rate
+from quic_pfec.quic.connection import EarlyBudget
+from quic_pfec.quic.endpoint import Listener, listen
+from quic_pfec.quic.incoming import Admission, Freeze, Handler, Reply
+from quic_pfec.quic.protocol import PfecProtocol
+from quic_pfec.wire import messages
+from quic_pfec.wire.errors import AppCode, LocalError, Refusal
+from quic_pfec.wire.limits import Limits
+from quic_pfec.wire.manifest import Manifest
+
+logger = logging.getLogger("quic_pfec")
+
+OnKV = Callable[[ReceivedKV], Any | Awaitable[Any]]
+
+
+class CallbackHandler:
+    """Gives every hand-off to a function, which may be a coroutine function. See `quic.incoming.Handler`."""
+
+    def __init__(self, on_kv: OnKV, *, token: str | None = None, admissions: Admissions | None = None) -> None:
+        self.token = token
+        self.admissions = admissions or Admissions()
+        self._on_kv = on_kv
+
+    def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
+        return self.admissions.admit(manifest)
+
+    async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
+        result = self._on_kv(freeze.finish())
+        if inspect.isawaitable(result):
+            await result
+        if request is not None:
+            reply.failed(AppCode.UNSUPPORTED, "this receiver does not generate")
+
+    async def resumed(self, request: messages.Generate, reply: Reply) -> None:
+        raise Refusal(AppCode.UNSUPPORTED, "this receiver does not generate")
+
+
+async def serve(
+    host: str = "127.0.0.1",
+    port: int = 4433,
+    *,
+    certificate: str,
+    private_key: str,
+    on_kv: OnKV | None = None,
+    handler: Handler | None = None,
+    token: str | None = None,
+    client_ca: str | None = None,
+    congestion_control: str = "cubic",
+    rate: str | float | None = None,
+    extension: bool = True,
+    max_transfers: int = 8,
+    max_bytes: int | None = None,
+    max_connections: int = 256,
+    limits: Limits | None = None,
+    retry: bool = False,
+    secrets_log: str | None = None,
+    quic_log: str | None = None,
+) -> Listener:
+    """Takes hand-offs until the returned listener is closed (`listener.close()`, then `await listener.wait_closed()`).
+
+    on_kv gets a `ReceivedKV` for each hand-off at its freeze; or handler decides everything (the LLM endpoint is one).
+    certificate, private_key: PEM files, TLS 1.3 always. token: senders must present it. client_ca: PEM file; senders
+    must present a certificate that it signed. max_transfers, max_bytes: hand-offs under way at once, and their memory;
+    beyond it senders hear `busy`. congestion_control, rate: as in `connect`, for what this side sends. limits: see
+    `Limits`.
+
+    Raises ValueError for contradictory settings, OSError if the address cannot be bound.
+    """
+    if (on_kv is None) == (handler is None):
+        raise LocalError("give exactly one of on_kv (a function) and handler")
+    limits = limits or Limits()
+    chosen: Handler
+    if handler is not None:
+        chosen = handler
+    else:
+        assert on_kv is not None
+        admissions = Admissions(max_transfers, limits.max_server_bytes if max_bytes is None else max_bytes)
+        chosen = CallbackHandler(on_kv, token=token, admissions=admissions)
+    rate_bps = provisioned_rate(congestion_control, rate)
+    config = configuration(
+        is_client=False,
+        certificate=(certificate, private_key),
+        client_ca=client_ca,
+        congestion_control="reno" if rate_bps is not None else congestion_control,
+        secrets_log=secrets_log,
+        quic_log=quic_log,
+    )
+    early = EarlyBudget(limits)
+    return await listen(
+        host,
+        port,
+        configuration=config,
+        make_protocol=lambda quic: PfecProtocol(quic, handler=chosen),
+        options={"limits": limits, "enabled": extension, "early": early},
+        rate_bps=rate_bps,
+        max_connections=max_connections,
+        retry=retry,
+    )
+
+
+if __name__ == "__main__":
+    from quic_pfec.cli.serve import main
+
+    main()

@@ -1,0 +1,205 @@
+"""`quic-pfec send` against an LLM endpoint in this process, and every way in which it can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from quic_pfec.cli.cert import make_certificate
+from quic_pfec.cli.main import app
+from quic_pfec.kv.profile import Profile, save_profile
+from quic_pfec.kv.received import ReceivedKV
+from quic_pfec.llm.endpoint import LLMHandler
+from quic_pfec.llm.generate import greedy, prefill
+from quic_pfec.llm.models import LoadedModel, tiny
+from quic_pfec.server import serve
+
+pytestmark = [pytest.mark.model, pytest.mark.sockets]
+
+PATIENCE_S = "30"  # a deadline that nothing here should need
+
+
+@dataclass(eq=False)
+class Endpoint:
+    """A server for the tiny model, and what it received."""
+
+    model: LoadedModel
+    port: int
+    certificate: Path
+    received: list[ReceivedKV]
+
+    async def send(self, *arguments: str | Path, model: str = "tiny-random", token: str = "secret") -> Result:
+        """Runs the command in a thread, beside the server's event loop."""
+        common = ["--port", self.port, "--ca-certs", self.certificate, "--token", token, "--model", model]
+        return await send(*common, "--deadline", PATIENCE_S, *arguments)
+
+
+async def send(*arguments: str | Path | int) -> Result:
+    words = ["send", *(str(argument) for argument in arguments)]
+    return await asyncio.to_thread(CliRunner().invoke, app, words)
+
+
+async def failure(*arguments: str | Path | int) -> str:
+    return one_line(await send(*arguments))
+
+
+def one_line(result: Result) -> str:
+    """What a command that failed said: exactly one line."""
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("quic-pfec: ")
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return tiny()
+
+
+@pytest.fixture
+async def endpoint(model: LoadedModel, tmp_path: Path) -> AsyncIterator[Endpoint]:
+    certificate, key = make_certificate(tmp_path / "tls")
+    received: list[ReceivedKV] = []
+    handler = LLMHandler(model, token="secret", on_received=received.append)
+    async with await serve(port=0, certificate=str(certificate), private_key=str(key), handler=handler) as listener:
+        yield Endpoint(model, listener.port, certificate, received)
+    handler.close()
+
+
+def expected(model: LoadedModel, context: list[int], prompt: str, count: int) -> str:
+    return model.decode(list(greedy(model, prefill(model, context), model.encode(prompt), count)))
+
+
+async def test_text_goes_to_stdout_and_the_report_to_stderr(endpoint: Endpoint, tmp_path: Path) -> None:
+    text = "The harbour master counts the boats twice. " * 5
+    (tmp_path / "context.txt").write_text(text, encoding="utf-8")
+    result = await endpoint.send("--file", tmp_path / "context.txt", "--prompt", "So ", "--max-new-tokens", "12")
+    assert result.exit_code == 0, result.output
+    # bf16 on the wire, fp32 here: the first bytes agree, and no more is claimed for random weights
+    said = expected(endpoint.model, endpoint.model.encode(text), "So ", 12)
+    assert result.stdout.startswith(said[:2])
+    assert "blocks   56 of 56 whole" in result.stderr
+    assert "deadline 30.000 s; limited by nothing" in result.stderr
+    [received] = endpoint.received
+    assert received.is_complete
+    assert received.manifest.tokens == len(text)
+    assert received.manifest.model == endpoint.model.fingerprint
+
+
+async def test_json_has_everything(endpoint: Endpoint, tmp_path: Path) -> None:
+    flat = Profile(
+        model="tiny-random:0",
+        receiver="zero",
+        layers=4,
+        bins=2,
+        values=((1.0, 2.0),) * 4,
+        data="none",
+        context_tokens=8,
+        seed=0,
+        command="none",
+        versions={},
+    )
+    save_profile(flat, tmp_path / "flat.json")
+    result = await endpoint.send(
+        "--tokens", "100", "--seed", "3", "--max-new-tokens", "5", "--rate", "100Mbps", "--missing", "zero",
+        "--order", "prefix", "--scheduler", "fixed", "--repair-budget", "0.1", "--json",
+        "--profile", tmp_path / "flat.json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    values = json.loads(result.stdout)
+    assert values["j_block"] == pytest.approx(1.0)
+    assert values["blocks_complete"] == values["blocks_total"] == 28
+    assert values["tokens"] == 100
+    assert (values["scheduler"], values["extension"], values["profile"]) == ("fixed", "on", flat.id)
+    assert values["finish_reason"] == "length"
+    assert values["text"]
+    assert values["repair"] <= 0.1 * values["symbols"]
+    [received] = endpoint.received
+    assert received.handle == values["handle"]
+    assert (received.manifest.missing, received.manifest.order) == ("zero", "prefix")
+
+
+async def test_a_file_is_cut_at_its_front(endpoint: Endpoint, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("x" * 300 + "the end of it all", encoding="utf-8")
+    result = await endpoint.send("--file", tmp_path / "long.txt", "--tokens", "17", "--max-new-tokens", "0")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    cache = prefill(endpoint.model, endpoint.model.encode("the end of it all"))
+    keys = cache.layers[0].keys[0].bfloat16().float().numpy()
+    got, _ = endpoint.received[0].kv.arrays.convert("fp32").layers[0]
+    np.testing.assert_array_equal(got.view(np.float32), keys)
+
+
+async def test_without_the_extension(endpoint: Endpoint) -> None:
+    result = await endpoint.send("--tokens", "100", "--no-extension", "--max-new-tokens", "3")
+    assert result.exit_code == 0, result.output
+    assert "plain stream" in result.stderr
+    assert endpoint.received[0].is_complete
+
+
+async def test_refusals_are_one_line(endpoint: Endpoint) -> None:
+    short = ("--tokens", "100", "--max-new-tokens", "3")
+    assert "unauthorized): the token is missing or wrong" in one_line(await endpoint.send(*short, token="guess"))
+    assert "model_mismatch): this endpoint runs" in one_line(await endpoint.send(*short, model="tiny-random:1"))
+    assert "needs a prompt" in one_line(await endpoint.send("--tokens", "100", "--prompt", ""))
+    assert (await endpoint.send(*short)).exit_code == 0  # it keeps serving
+
+
+async def test_untrusted_certificate(endpoint: Endpoint) -> None:
+    arguments = ("--port", endpoint.port, "--model", "tiny-random", "--token", "secret", "--tokens", "100")
+    assert "self-signed" in await failure(*arguments)
+    result = await send(*arguments, "--insecure", "--deadline", PATIENCE_S, "--max-new-tokens", "2")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--deadline", "0"), "deadline"),
+        (("--deadline", "nan"), "deadline"),
+        (("--order", "random"), "utility, prefix or fifo"),
+        (("--missing", "guess"), "mask or zero"),
+        (("--scheduler", "magic"), "choose one of"),
+        (("--rate", "5 furlongs"), "rate"),
+        (("--rate", "5Mbps", "--congestion-control-algorithm", "reno"), "rate"),
+        (("--certificate", "none.pem"), "none.pem does not exist"),
+        (("--ca-certs", "none.pem"), "none.pem does not exist"),
+        (("--file", "none.txt"), "none.txt does not exist"),
+        (("--profile", "none.json"), "none.json does not exist"),
+        (("--model", "none.gguf"), "no such GGUF"),
+        (("--tokens", "20"), "no room"),
+    ],
+)
+async def test_mistakes_are_one_line(arguments: tuple[str, ...], said: str) -> None:
+    model = () if "--model" in arguments else ("--model", "tiny-random")
+    assert said in await failure(*model, *arguments)
+
+
+async def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes("größe".encode("latin-1"))
+    (tmp_path / "empty").write_bytes(b"")
+    common = ("--model", "tiny-random")
+    assert "not UTF-8" in await failure(*common, "--file", tmp_path / "latin")
+    assert "is empty" in await failure(*common, "--file", tmp_path / "empty")
+    assert "not a profile" in await failure(*common, "--tokens", "100", "--profile", tmp_path / "empty")
+    assert "go together" in await failure(*common, "--certificate", tmp_path / "latin")
+
+
+async def test_numbers_out_of_range_are_usage_errors() -> None:
+    for arguments in (("--port", "0"), ("--tokens", "0"), ("--max-new-tokens", "-1"), ("--repair-budget", "-0.1")):
+        result = await send(*arguments)
+        assert result.exit_code == 2
+        assert arguments[0] in result.stderr

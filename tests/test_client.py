@@ -1,0 +1,340 @@
+"""What a user of the library sees: hand-offs over real sockets, whole, cut, refused, cancelled, and their reports."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from quic_pfec.client import Generate, prepare, send_kv
+from quic_pfec.link.options import RelayOptions
+from quic_pfec.link.process import RelayProcess
+from quic_pfec.quic.outgoing import HandoffRefused
+from quic_pfec.sim.channel import PRESETS
+from quic_pfec.wire.errors import AppCode
+from quic_pfec.wire.limits import Limits
+
+from .handoff_world import (
+    arrays,
+    assert_bit_equal,
+    assert_nothing_foreign,
+    connecting,
+    prepared,
+    relaying,
+    serving,
+    until,
+)
+
+pytestmark = pytest.mark.sockets
+
+
+async def test_lossless_hand_off_is_bit_equal_and_ends_early() -> None:
+    cache = arrays(6, 100)
+    async with serving() as server, connecting(server, rate="100Mbps") as conn:
+        assert conn.extension == "on"
+        report = await send_kv(conn, cache, 30.0)
+        assert report.confirmed
+        assert report.extension == "on"
+        assert report.limited_by == "nothing"
+        assert report.j_block == report.j_frac == 1.0
+        assert report.units_complete == 6 * 7
+        assert report.frozen_s is not None
+        assert report.frozen_s < report.deadline_s - 1.0  # it did not wait for the deadline
+        assert report.handle != 0
+        assert [part async for part in report.text] == []
+        await until(lambda: len(server.received) == 1)
+        assert_bit_equal(server.received[0], cache)
+        await until(server.idle)
+
+
+@pytest.mark.parametrize("congestion_control", ["cubic", "reno"])
+async def test_the_standard_controllers_carry_a_hand_off(congestion_control: str) -> None:
+    cache = arrays()
+    async with serving() as server, connecting(server, congestion_control=congestion_control) as conn:
+        report = await send_kv(conn, cache, 30.0)
+        await until(lambda: len(server.received) == 1)
+    assert report.confirmed
+    assert_bit_equal(server.received[0], cache)
+
+
+async def test_lossy_link_recovers_symbols_that_are_bit_equal() -> None:
+    cache = arrays(6, 128)
+    async with serving() as server:
+        options = RelayOptions(
+            upstream=("127.0.0.1", server.port), rate_bps=5e6, owd_s=0.02, loss=PRESETS["paper"], seed=3
+        )
+        with RelayProcess(options) as relay:
+            async with connecting(relay.port, rate="5Mbps") as conn:
+                relay.epoch()
+                report = await send_kv(conn, cache, 2.0, scheduler="deficit")
+        await until(lambda: len(server.received) == 1)
+    assert report.confirmed
+    assert report.symbols.lost > 0
+    assert report.symbols.repairs_useful > 0
+    assert report.symbols.recovered > 0
+    assert report.recovered_verified is True
+    assert report.units_corrupt == 0
+    assert_nothing_foreign(server.received[0], cache)
+
+
+async def test_short_deadline_on_a_lossy_link_freezes_a_part() -> None:
+    cache = arrays(6, 128)
+    async with serving() as server:
+        with relaying(server, rate_bps=3e6, loss=PRESETS["paper"]) as relay:
+            async with connecting(relay.port, rate="3Mbps") as conn:
+                relay.epoch()
+                report = await send_kv(conn, cache, 0.4)
+        await until(lambda: len(server.received) == 1)
+    assert report.confirmed
+    assert 0 < report.j_frac < 1
+    assert report.units_partial + report.units_missing > 0
+    assert report.recovered_verified is True
+    got = server.received[0]
+    assert not got.is_complete
+    assert int(got.complete.sum()) == report.units_complete
+    assert_nothing_foreign(got, cache)
+
+
+@pytest.mark.parametrize("off_at", ["client", "server"])
+async def test_without_the_extension_units_go_over_the_stream(off_at: str) -> None:
+    cache = arrays(6, 100)
+    async with (
+        serving(extension=off_at != "server") as server,
+        connecting(server, extension=off_at != "client") as conn,
+    ):
+        assert conn.extension == "off"
+        report = await send_kv(conn, cache, 30.0)
+        assert report.confirmed
+        assert report.extension == "off"
+        assert report.scheduler == "stream"
+        assert report.j_block == 1.0
+        await until(lambda: len(server.received) == 1)
+        assert_bit_equal(server.received[0], cache)
+        await until(server.idle)
+
+
+async def test_the_stream_is_cut_at_the_deadline() -> None:
+    cache = arrays(8, 256)
+    async with serving() as server:
+        with relaying(server, rate_bps=2e6) as relay:
+            async with connecting(relay.port, extension=False) as conn:
+                report = await send_kv(conn, cache, 0.8)
+                assert report.confirmed
+                assert 0 < report.j_block < 1
+                assert report.units_missing > 0
+                assert report.limited_by in ("congestion_control", "deadline")
+                await until(lambda: len(server.received) == 1)
+                assert_nothing_foreign(server.received[0], cache)
+                await until(server.idle)
+                # The connection is as good as before.
+                again = await send_kv(conn, arrays(1, 16), 20.0)
+                assert again.j_block == 1.0
+
+
+async def test_a_standard_controller_on_a_lossy_link_is_named_as_what_held_back() -> None:
+    cache = arrays(8, 256)
+    async with serving() as server:
+        with relaying(server, rate_bps=5e6, owd_s=0.03, loss=PRESETS["paper"]) as relay:
+            async with connecting(relay.port) as conn:
+                relay.epoch()
+                report = await send_kv(conn, cache, 1.0)
+    assert report.confirmed
+    assert report.limited_by == "congestion_control"
+    assert "rate=" in report.hint
+
+
+async def test_a_prepared_cache_can_be_sent_to_several_peers() -> None:
+    cache = arrays(3, 48)
+    kv = prepare(cache)
+    async with serving() as first, serving() as second:
+        for server in (first, second):
+            async with connecting(server) as conn:
+                assert (await send_kv(conn, kv, 20.0)).j_block == 1.0
+                await until(server.idle)
+            assert_bit_equal(server.received[0], cache)
+
+
+async def test_two_transfers_at_once_are_both_confirmed() -> None:
+    first, second = arrays(4, 64, seed=1), arrays(4, 64, seed=2)
+    async with serving() as server, connecting(server, rate="50Mbps") as conn:
+        reports = await asyncio.gather(send_kv(conn, first, 20.0), send_kv(conn, second, 25.0))
+        assert all(report.confirmed and report.j_block == 1.0 for report in reports)
+        assert reports[0].handle != reports[1].handle
+        await until(lambda: len(server.received) == 2)
+        by_handle = {got.handle: got for got in server.received}
+        assert_bit_equal(by_handle[reports[0].handle], first)
+        assert_bit_equal(by_handle[reports[1].handle], second)
+
+
+async def test_two_transfers_at_once_share_a_slow_link_by_deadline() -> None:
+    first, second = arrays(4, 128, seed=1), arrays(4, 128, seed=2)
+    async with serving() as server:
+        with relaying(server, rate_bps=4e6) as relay:
+            async with connecting(relay.port, rate="4Mbps") as conn:
+                late, soon = await asyncio.gather(send_kv(conn, first, 4.0), send_kv(conn, second, 0.9))
+    assert late.confirmed
+    assert soon.confirmed
+    assert soon.j_frac > 0.5  # alone it needs about 0.6 s: the earlier deadline went first
+    assert late.j_block == 1.0
+
+
+async def test_many_hand_offs_in_a_row_on_one_connection() -> None:
+    kv = prepared(1, 16)
+    async with serving() as server, connecting(server) as conn:
+        for _ in range(12):
+            report = await send_kv(conn, kv, 20.0)
+            assert report.j_block == 1.0
+        await until(server.idle)
+
+
+async def test_misuse_is_a_value_error_with_one_line() -> None:
+    cache = arrays(1, 16)
+    async with serving() as server, connecting(server) as conn:
+        for arguments in (
+            {},
+            {"deadline": 1.0, "deadline_at": time.monotonic() + 1},
+            {"deadline": 0.0},
+            {"deadline": -1.0},
+            {"deadline": float("nan")},
+            {"deadline": float("inf")},
+            {"deadline_at": time.monotonic() - 1.0},
+            {"deadline": 1.0, "scheduler": "best"},
+            {"deadline": 1.0, "missing": "guess"},
+            {"deadline": 1.0, "repair_budget": -0.1},
+            {"deadline": 1.0, "repair_budget": float("nan")},
+            {"deadline": 1.0, "repair_budget": float("inf")},
+            {"deadline": 1.0, "order": "random"},
+            {"deadline": 1.0, "wire_dtype": "int8"},
+        ):
+            with pytest.raises(ValueError) as raised:
+                await send_kv(conn, cache, **arguments)  # type: ignore[arg-type]
+            assert str(raised.value)
+            assert "\n" not in str(raised.value)
+        with pytest.raises(ValueError, match="GENERATE"):
+            await send_kv(conn, cache, 1.0, then=Generate((-1,)))
+        assert (await send_kv(conn, cache, deadline_at=time.monotonic() + 20.0)).confirmed
+        assert server.admissions.refused == 0
+
+
+async def test_a_deadline_beyond_the_peers_limit_is_refused() -> None:
+    async with (
+        serving(limits=Limits(max_deadline_us=1_000_000)) as server,
+        connecting(server) as conn,
+    ):
+        with pytest.raises(HandoffRefused, match="deadline") as raised:
+            await send_kv(conn, arrays(1, 16), 5.0)
+        assert raised.value.code is AppCode.DEADLINE
+        assert (await send_kv(conn, arrays(1, 16), 0.9)).confirmed
+
+
+@pytest.mark.parametrize("extension", [True, False])
+@pytest.mark.parametrize("given", ["wrong", "", None])
+async def test_wrong_or_missing_token_is_refused_with_the_reason(given: str | None, extension: bool) -> None:
+    async with serving(token="right") as server:
+        async with connecting(server, token=given, extension=extension) as conn:
+            for _ in range(2):
+                with pytest.raises(HandoffRefused, match="the token is missing or wrong") as raised:
+                    await send_kv(conn, arrays(1, 16), 5.0)
+                assert raised.value.code is AppCode.UNAUTHORIZED
+                assert not raised.value.busy
+            await until(server.idle)
+        async with connecting(server, token="right", extension=extension) as conn:
+            assert (await send_kv(conn, arrays(1, 16), 20.0)).confirmed
+        assert len(server.received) == 1
+
+
+async def test_a_server_that_is_not_there_is_a_connection_error() -> None:
+    async with serving() as server:
+        port = server.port
+    with pytest.raises(ConnectionError, match="no answer"):
+        async with connecting(port, timeout_s=0.3):
+            pass
+
+
+async def test_generate_on_a_receiver_that_does_not_generate_is_refused() -> None:
+    async with serving() as server, connecting(server) as conn:
+        report = await send_kv(conn, arrays(1, 16), 20.0, then=Generate("on", 4))
+        assert report.confirmed
+        with pytest.raises(HandoffRefused, match="does not generate"):
+            _ = [part async for part in report.text]
+        text = await conn.generate(report.handle, Generate("on", 4))
+        with pytest.raises(HandoffRefused, match="does not generate") as raised:
+            await text.whole()
+        assert raised.value.code is AppCode.UNSUPPORTED
+
+
+async def test_a_failing_receiver_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: object) -> None:
+        raise OSError("disk full")
+
+    async with serving(on_kv=fail) as server, connecting(server) as conn:
+        for _ in range(2):
+            report = await send_kv(conn, arrays(1, 16), 20.0)
+            assert report.confirmed
+            with pytest.raises(HandoffRefused, match="receiver failed"):
+                _ = [part async for part in report.text]
+        await until(server.idle)
+    assert "disk full" in caplog.text
+
+
+@pytest.mark.parametrize("extension", [True, False])
+@pytest.mark.parametrize("wait_s", [0.0, 0.001, 0.02, 0.1, 0.3])
+async def test_cancelling_a_hand_off_frees_both_sides(wait_s: float, extension: bool) -> None:
+    kv = prepared(8, 256)
+    async with serving() as server:
+        with relaying(server, rate_bps=4e6) as relay:
+            async with connecting(relay.port, rate="4Mbps", extension=extension) as conn:
+                task = asyncio.create_task(send_kv(conn, kv, 60.0))
+                await asyncio.sleep(wait_s)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert not conn.protocol.quic.senders
+                assert not conn.protocol._outgoing
+                await until(server.idle)
+                assert not server.received
+                assert (await send_kv(conn, arrays(1, 16), 20.0)).j_block == 1.0
+
+
+async def test_a_reader_that_gives_up_frees_the_server() -> None:
+    gone = asyncio.Event()
+
+    async def slow(_: object) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+
+    async with serving(on_kv=slow) as server, connecting(server) as conn:
+        report = await send_kv(conn, arrays(1, 16), 20.0)
+        assert server.admissions.active == 1
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                _ = [part async for part in report.text]
+        async with asyncio.timeout(20):
+            await gone.wait()
+        await until(server.idle)
+
+
+async def test_the_report_does_not_keep_the_cache_alive() -> None:
+    import gc
+    import weakref
+
+    async with serving() as server, connecting(server) as conn:
+        kv = prepare(arrays(1, 16))
+        dead = weakref.ref(kv.packed)
+        report = await send_kv(conn, kv, 20.0)
+        del kv
+        gc.collect()
+        assert dead() is None
+        assert report.as_dict()["blocks_total"] == 1
+
+
+def test_bf16_bits_and_fp16_arrays_are_taken() -> None:
+    half = [(k.astype(np.float16), v.astype(np.float16)) for k, v in arrays(1, 16)]
+    assert prepare(half, wire_dtype="fp16").layout.wire_dtype == "fp16"
+    with pytest.raises(ValueError, match="float64"):
+        prepare([(k.astype(np.float64), v.astype(np.float64)) for k, v in arrays(1, 16)])
