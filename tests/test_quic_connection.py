@@ -46,8 +46,11 @@ class World:
 
     def __post_init__(self) -> None:
         client = PfecConnection(configuration=client_configuration(), options=self.client_options)
-        server = PfecConnection(configuration=server_configuration(), options=self.server_options,
-                                original_destination_connection_id=client.original_destination_connection_id)  # fmt: skip
+        server = PfecConnection(
+            configuration=server_configuration(),
+            options=self.server_options,
+            original_destination_connection_id=client.original_destination_connection_id,
+        )
         self.client, self.server = client, server
         step_s = 1440 * 8 / self.rate_bps
         model = channel.GilbertElliottChannel(channel.PRESETS["paper"], self.seed)
@@ -84,9 +87,17 @@ class World:
         size = kv.layout.symbol_size()
         encoder, unit_of_sid = kv.symbols(size)
         sender = Sender(
-            stream_id, encoder, unit_of_sid, kv.utility, encode_manifest(kv.manifest(size, "mask")), make_policy(scheduler),
-            now=now, deadline_s=now + deadline_s, path=self.client.path(size), observer=self.trace.append,
-        )  # fmt: skip
+            stream_id,
+            encoder,
+            unit_of_sid,
+            kv.utility,
+            encode_manifest(kv.manifest(size, "mask")),
+            make_policy(scheduler),
+            now=now,
+            deadline_s=now + deadline_s,
+            path=self.client.path(size),
+            observer=self.trace.append,
+        )
         self.client.add_sender(sender)
         return sender
 

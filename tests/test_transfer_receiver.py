@@ -273,7 +273,7 @@ def test_row_13_more_unknowns_than_the_decoder_takes() -> None:
 
 
 def test_row_14_a_flood_of_useless_repairs_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "USELESS_ALLOWANCE", 50)
+    monkeypatch.setattr(module, "USELESS_REPAIRS", 50)
     got = receiver(WORLD)
     got.receive_batch([WORLD.repair(n, 0, 30) for n in range(29)], 0.1)
     assert got.stats.repairs_useful == 29

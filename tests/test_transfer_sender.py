@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quic_pfec.schedule.policies import POLICY_NAMES, Window, make_policy
 from quic_pfec.schedule.state import IDLE, REPAIR, RESEND, SOURCE, Action, ActionKind, State
 from quic_pfec.transfer.ledger import LossEstimate
-from quic_pfec.transfer.sender import FEEDBACK_ALLOWANCE, FrameKind, Outgoing, Path, Sender, TraceRow
+from quic_pfec.transfer.sender import SPARE_FEEDBACK, FrameKind, Outgoing, Path, Sender, TraceRow
 from quic_pfec.wire.errors import ErrorCode, LocalError, PeerError
 from quic_pfec.wire.frames import AckStatus, ManifestFrame, RepairFrame, SourceFrame, source_overhead
 from tests.transfer_world import MANIFEST, SIZE, SLOT_S, Always, ack, sender, world
@@ -544,7 +544,7 @@ def test_row_19_old_feedback_is_ignored() -> None:
 def test_row_21_a_flood_is_dropped() -> None:
     out = sender(WORLD)
     run(out, 20)  # 18 symbols and two copies of the manifest
-    for sequence in range(20 + FEEDBACK_ALLOWANCE):
+    for sequence in range(20 + SPARE_FEEDBACK):
         out.on_feedback(ack(sequence, 0))
     assert out.stats.feedback_ignored == 0
     for sequence in range(1000, 1100):

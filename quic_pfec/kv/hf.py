@@ -142,7 +142,8 @@ def to_cache(
 
     `first_token > 0` extends `base`, a cache that holds exactly the rows before it, with or without holes; `base`
     itself is not changed. `room`, made from the same base by `make_room`, spares copying it now. Where no conversion is
-    needed the cache shares the memory of `arrays`: do not write to them again. Raises ValueError when the pieces do not fit together.
+    needed the cache shares the memory of `arrays`: do not write to them again. Raises ValueError when the pieces do not
+    fit together.
     """
     if missing not in ("mask", "zero"):
         raise ValueError(f"missing must be 'mask' or 'zero', got {missing!r}")

@@ -4,3 +4,7 @@
 the provisioned congestion controller with its pacer, pure and driven by `now`. `endpoint` owns sockets and timers, and
 nothing of the protocol.
 """
+
+import logging
+
+logging.getLogger("quic_pfec").addHandler(logging.NullHandler())  # the application decides what becomes of the log

@@ -18,12 +18,11 @@ from quic_pfec.transfer.report import symbols_digest, to_bitmap
 from quic_pfec.transfer.units import FragmentTaken, UnitSink, UnitTable
 from quic_pfec.wire.errors import AppCode, ErrorCode, PeerError
 from quic_pfec.wire.frames import AckStatus, ManifestFrame, PfecAckFrame, RepairFrame, SourceFrame
-from quic_pfec.wire.limits import MIN_SYMBOL_SIZE, Limits
+from quic_pfec.wire.limits import MIN_SYMBOL_SIZE, USELESS_REPAIRS, Limits
 
 POLL_SLICE = 32  # symbols materialised per call: the event loop is never held for much more than a packet slot
 FEEDBACK_MIN_S = 0.001  # wire-format section 10
 FEEDBACK_FINAL = 3  # copies of the last PFEC_ACK; it is not retransmitted
-USELESS_ALLOWANCE = 4096  # repairs that brought nothing although they cost row operations, beyond the useful ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class Receiver:
         self._highest = 0
         self._last_feedback_s = -1e9
         self._final_left = 0
-        self._useless_left = USELESS_ALLOWANCE
+        self._useless_left = USELESS_REPAIRS
         self._recovered: list[int] = []
         self._final: tuple[int, int, int, tuple[tuple[int, int], ...]] | None = None
 
@@ -174,7 +173,7 @@ class Receiver:
                 self.units.withdraw(sid, memoryview(replaced))
         else:
             self.stats.source += 1
-        self._useless_left = min(USELESS_ALLOWANCE, self._useless_left + 1)
+        self._useless_left = min(USELESS_REPAIRS, self._useless_left + 1)
         self._progress = True
         if sid > self._highest:
             self._urgent = True
@@ -195,7 +194,7 @@ class Receiver:
         match outcome:
             case RepairOutcome.INNOVATIVE:
                 self.stats.repairs_useful += 1
-                self._useless_left = min(USELESS_ALLOWANCE, self._useless_left + 1)
+                self._useless_left = min(USELESS_REPAIRS, self._useless_left + 1)
                 self._progress = True
             case RepairOutcome.REDUNDANT:
                 self.stats.repairs_useless += 1

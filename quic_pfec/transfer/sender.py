@@ -28,12 +28,12 @@ from quic_pfec.wire.frames import (
     repair_overhead,
     source_overhead,
 )
+from quic_pfec.wire.limits import SPARE_FEEDBACK
 
 MANIFEST_EVERY = 16  # packets; beyond a mean bad spell of 10 (wire-format section 8)
 MANIFEST_COPIES = 3  # at least, even when feedback comes at once
 MANIFEST_CHUNK = 1024  # bytes of manifest a frame: fits a 1,200-byte datagram
 MAX_HEAD_SPAN = 256  # ids in a repair's bitmap: 32 bytes, what a 1,452-byte datagram has room for
-FEEDBACK_ALLOWANCE = 64  # PFEC_ACKs accepted beyond one for each packet sent; more are dropped and counted
 
 
 class FrameKind(IntEnum):
@@ -391,7 +391,7 @@ class Sender:
         stats = self.stats
         stats.feedback += 1
         sent = stats.source + stats.repair + stats.resent + stats.manifests
-        if frame.sequence <= self._feedback_sequence or stats.feedback > sent + FEEDBACK_ALLOWANCE:
+        if frame.sequence <= self._feedback_sequence or stats.feedback > sent + SPARE_FEEDBACK:
             stats.feedback_ignored += 1  # rows 19 and 21
             return
         if frame.next_sid < self._feedback_prefix or frame.credit < self._feedback_credit:

@@ -21,7 +21,9 @@ __all__ = [
     "MAX_UNITS",
     "MAX_WINDOW",
     "MIN_SYMBOL_SIZE",
+    "SPARE_FEEDBACK",
     "UNIT_HEADER_SIZE",
+    "USELESS_REPAIRS",
     "Limits",
 ]
 
@@ -45,6 +47,11 @@ MAX_UNITS = 1 << 24
 """Units in a transfer: the unit header has 24 bits."""
 MAX_FRAGMENTS = 256
 """Fragments in a unit: the unit header has 8 bits."""
+SPARE_FEEDBACK = 64
+"""PFEC_ACKs of a transfer that are read beyond one for each packet sent: more is a flood, dropped and counted."""
+USELESS_REPAIRS = 4_096
+"""Repairs that cost row operations and brought nothing, beyond the useful ones: a lossless end phase of 4 RTTs at
+1 Gbit/s stays below; more are dropped unread."""
 
 
 @dataclass(frozen=True, slots=True)
