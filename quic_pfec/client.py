@@ -319,7 +319,8 @@ def _report(conn: Connection, outgoing: Outgoing, report: messages.Report | None
     verified = None
     if report is not None and sender is not None:
         encoder, _ = kv.symbols(outgoing.symbol_size)
-        verified = symbols_digest(recovered.tolist(), encoder.symbol) == report.recovered_digest
+        digest = symbols_digest(recovered.tolist(), encoder.symbol)
+        verified = len(recovered) == 0 or digest == report.recovered_digest
     stats = sender.stats if sender is not None else None
     answer = KVReport(
         handle=outgoing.accepted.handle if outgoing.accepted is not None else 0,

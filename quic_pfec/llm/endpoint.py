@@ -55,7 +55,7 @@ class LLMHandler:
         self.model = model
         self.token = token
         self.admissions = admissions or Admissions()
-        self.handles: HandleStore[Conversation] = handles or HandleStore()
+        self.handles: HandleStore[Conversation] = HandleStore() if handles is None else handles
         self._require_fingerprint = require_fingerprint
         self._on_received = on_received
         # Of increments under way, by their own handles: the base may expire or grow while one is in flight.

@@ -51,10 +51,28 @@ class ExtensionStats:
 
 
 class EarlyBudget:
-    """How many transfers of one server may hold symbols before their manifest was accepted."""
+    """Transfers of one server that may hold symbols before their manifest was accepted.
+
+    An honest one needs that for a round trip, until its opening is here. So where there is no room the one that has
+    waited longest goes: whoever opens many and says nothing more keeps nobody out.
+    """
 
     def __init__(self, limits: Limits) -> None:
-        self.free = self.transfers(limits.early_symbols_per_server, limits)
+        self._most = self.transfers(limits.early_symbols_per_server, limits)
+        self._held: dict[tuple[PfecConnection, int], None] = {}  # in the order of their coming
+
+    @property
+    def free(self) -> int:
+        return self._most - len(self._held)
+
+    def take(self, connection: PfecConnection, transfer_id: int) -> None:
+        if self.free <= 0:
+            oldest, oldest_id = next(iter(self._held))
+            oldest.turn_away(oldest_id)
+        self._held[connection, transfer_id] = None
+
+    def give_back(self, connection: PfecConnection, transfer_id: int) -> None:
+        self._held.pop((connection, transfer_id), None)
 
     @staticmethod
     def transfers(symbols: int, limits: Limits) -> int:
@@ -129,19 +147,25 @@ class PfecConnection(ExtensionConnection):
         """Its destination exists, so its symbols no longer count as early ones."""
         self._release_early(transfer_id)
 
+    def turn_away(self, transfer_id: int) -> None:
+        """Forgets what came early of a transfer. Its opening, if it ever comes, is answered with BUSY."""
+        receiver = self.receivers.pop(transfer_id, None)
+        if receiver is not None:
+            receiver.release()
+        self._release_early(transfer_id)
+        self._turned_away.add(transfer_id)
+
     def _take_early(self, transfer_id: int) -> bool:
         limits = self.limits
-        most = EarlyBudget.transfers(limits.early_symbols_per_connection, limits)
-        if self._early.free <= 0 or len(self._early_held) >= most:
+        if len(self._early_held) >= EarlyBudget.transfers(limits.early_symbols_per_connection, limits):
             return False
-        self._early.free -= 1
+        self._early.take(self, transfer_id)
         self._early_held.add(transfer_id)
         return True
 
     def _release_early(self, transfer_id: int) -> None:
-        if transfer_id in self._early_held:
-            self._early_held.discard(transfer_id)
-            self._early.free += 1
+        self._early_held.discard(transfer_id)
+        self._early.give_back(self, transfer_id)
 
     def open_receiver(self, transfer_id: int, now: float, *, early: bool = True) -> Receiver | None:
         """The receiver of `transfer_id`, made if need be; None if it is closed or there is no room (dropped, counted).

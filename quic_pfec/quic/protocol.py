@@ -126,11 +126,21 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
 
     def _terminated(self, event: ConnectionTerminated) -> None:
         self.close_reason = event.reason_phrase or f"code 0x{event.error_code:x}"
-        error = ConnectionError(f"the connection was closed: {self.close_reason}")
+        self._let_go()
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._let_go()  # also where the connection ends without an event: given up, or dropped on a bug
+
+    def _let_go(self) -> None:
+        """The connection is over: whoever waits for an answer hears it, and all that was reserved is free."""
+        error = ConnectionError(f"the connection was closed: {self.close_reason or 'by us'}")
         for outgoing in list(self._outgoing.values()):
             outgoing.close(error)
         for incoming in list(self._incoming.values()):
             incoming.close()
+        for transfer_id in list(self.quic.receivers):  # some had no event yet, and so no `Incoming`
+            self.quic.remove_transfer(transfer_id)
 
     # what hand-offs ask for
 

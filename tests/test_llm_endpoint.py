@@ -1,0 +1,299 @@
+"""The LLM endpoint over real sockets: what it refuses, and that continuations are those of the sender's cache."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from quic_pfec.client import Generate, connect, prepare, send_kv
+from quic_pfec.kv.hf import fork, length
+from quic_pfec.kv.prepared import PreparedKV
+from quic_pfec.llm.endpoint import Conversation, LLMHandler
+from quic_pfec.llm.generate import greedy, prefill, score
+from quic_pfec.llm.models import LoadedModel, load
+from quic_pfec.quic.admission import Admissions, HandleStore
+from quic_pfec.quic.outgoing import HandoffRefused
+from quic_pfec.sim.channel import PRESETS
+from quic_pfec.wire.errors import AppCode
+
+from .handoff_world import Served, arrays, certificate, connecting, relaying, serving, until
+
+pytestmark = [pytest.mark.sockets, pytest.mark.model]
+
+CONTEXT = [(7 * i * i + 3 * i) % 251 for i in range(100)]
+PROMPT = (5, 17, 99)
+NEW = 12
+
+
+@functools.cache
+def model() -> LoadedModel:
+    return load("tiny-random", threads=1)
+
+
+@functools.cache
+def whole_cache() -> Any:
+    return prefill(model(), CONTEXT)
+
+
+@functools.cache
+def continuation() -> tuple[int, ...]:
+    return tuple(greedy(model(), fork(whole_cache()), PROMPT, NEW))
+
+
+def ready(first_token: int = 0, **changes: Any) -> PreparedKV:
+    options: dict[str, Any] = {
+        "tokens": CONTEXT,
+        "wire_dtype": "fp32",
+        "model": model().fingerprint,
+        "rope": model().rope,
+        "first_token": first_token,
+    }
+    return prepare(whole_cache(), **(options | changes))
+
+
+def truncated(tokens: int) -> Any:
+    return prefill(model(), CONTEXT[:tokens])
+
+
+@asynccontextmanager
+async def endpoint(places: int = 4, **options: Any) -> AsyncIterator[Served]:
+    handler = LLMHandler(model(), admissions=Admissions(places), **options)
+    try:
+        async with serving(handler) as server:
+            yield server
+    finally:
+        handler.close()
+
+
+async def refused(server: Served, kv: PreparedKV, code: AppCode, match: str, **options: Any) -> None:
+    async with connecting(server) as conn:
+        with pytest.raises(HandoffRefused, match=match) as raised:
+            await send_kv(conn, kv, 20.0, **options)
+    assert raised.value.code is code
+    assert "\n" not in str(raised.value)
+    await until(server.idle)
+
+
+@pytest.mark.parametrize("extension", [True, False])
+async def test_the_continuation_is_token_equal(extension: bool) -> None:
+    async with endpoint() as server, connecting(server, extension=extension) as conn:
+        then = Generate(PROMPT, max_new_tokens=NEW, score=continuation())
+        report = await send_kv(conn, ready(), 20.0, then=then)
+        assert report.j_block == 1.0
+        text = "".join([part async for part in report.text])
+        assert text == model().decode(continuation())
+        assert report.scores == continuation()
+        assert report.finish_reason == "length"
+        assert report.decode_started_s is not None
+        assert report.frozen_s is not None
+        assert report.decode_started_s >= report.frozen_s
+        assert len(server.handler.handles) == 1
+        await until(server.idle)
+
+
+async def test_over_a_lossy_link_the_endpoint_decodes_from_what_came() -> None:
+    got = []
+    async with endpoint(on_received=got.append) as server:
+        with relaying(server, rate_bps=5e6, owd_s=0.02, loss=PRESETS["paper"], seed=3) as relay:
+            async with connecting(relay.port, rate="5Mbps") as conn:
+                relay.epoch()
+                then = Generate(PROMPT, max_new_tokens=4, score=continuation())
+                report = await send_kv(conn, ready(), 0.5, then=then, scheduler="deficit")
+                text = "".join([part async for part in report.text])
+        assert report.confirmed
+        assert report.recovered_verified is True
+        assert 0 < report.j_frac < 1
+        assert len(report.scores) == NEW
+        assert len(text) > 0
+        assert not got[0].is_complete
+        (conversation,) = (kept.value for kept in server.handler.handles._kept.values())
+        assert conversation.tokens == len(CONTEXT) + len(PROMPT) + 3  # holes count as positions
+
+
+async def test_an_increment_continues_like_the_whole_cache() -> None:
+    async with endpoint() as server, connecting(server) as conn:
+        first = await send_kv(conn, prepare(truncated(64), tokens=CONTEXT[:64], wire_dtype="fp32"), 20.0)
+        await until(server.idle)
+        then = Generate(PROMPT, max_new_tokens=NEW, score=continuation())
+        second = await send_kv(conn, ready(64), 20.0, base=first.handle, then=then)
+        assert second.j_block == 1.0
+        _ = [part async for part in second.text]
+        assert second.scores == tuple(score(model(), whole_cache(), PROMPT, continuation()))
+        # And a second increment may continue the same base: it was not changed.
+        third = await send_kv(conn, ready(64), 20.0, base=first.handle, then=then)
+        _ = [part async for part in third.text]
+        assert third.scores == second.scores
+        await until(server.idle)
+        assert not server.handler._bases
+        assert not server.handler._rooms
+
+
+async def test_a_base_that_expires_while_its_increment_is_under_way_still_serves_it() -> None:
+    handles: HandleStore[Conversation] = HandleStore()
+    async with endpoint(handles=handles) as server:
+        async with connecting(server) as conn:
+            first = await send_kv(conn, prepare(truncated(64), tokens=CONTEXT[:64], wire_dtype="fp32"), 20.0)
+            await until(server.idle)
+        with relaying(server, rate_bps=4e6) as relay:
+            async with connecting(relay.port, rate="4Mbps") as conn:
+                then = Generate(PROMPT, max_new_tokens=1, score=continuation())
+                task = asyncio.create_task(send_kv(conn, ready(64), 20.0, base=first.handle, then=then))
+                await until(lambda: server.admissions.active == 1)
+                handles.sweep(float("inf"))
+                assert len(handles) == 0
+                report = await task
+                _ = [part async for part in report.text]
+    assert report.scores == continuation()
+
+
+async def test_a_later_turn_goes_on_from_the_kept_cache() -> None:
+    async with endpoint() as server, connecting(server) as conn:
+        report = await send_kv(conn, ready(), 20.0)
+        await until(server.idle)
+        turn = await conn.generate(report.handle, Generate(PROMPT, max_new_tokens=NEW))
+        await turn.whole()
+        assert tuple(turn.tokens) == continuation()
+        assert turn.finish_reason == "length"
+        # The turn after that continues behind this one.
+        cache = fork(whole_cache())
+        said = list(greedy(model(), cache, PROMPT, NEW))
+        assert length(cache) == len(CONTEXT) + len(PROMPT) + NEW - 1
+        after = list(greedy(model(), cache, [8], 4))
+        turn = await conn.generate(report.handle, Generate((8,), max_new_tokens=4))
+        await turn.whole()
+        assert said == list(continuation())
+        assert turn.tokens == after
+        await until(server.idle)
+
+
+async def test_handles_that_are_unknown_or_expired_are_refused() -> None:
+    handles: HandleStore[Conversation] = HandleStore(ttl_s=0.0)
+    async with endpoint(handles=handles) as server, connecting(server) as conn:
+        report = await send_kv(conn, ready(), 20.0)
+        await until(server.idle)
+        for handle in (report.handle, 12345):
+            turn = await conn.generate(handle, Generate(PROMPT))
+            with pytest.raises(HandoffRefused, match="unknown or has expired") as raised:
+                await turn.whole()
+            assert raised.value.code is AppCode.TOKENS_MISMATCH
+        await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "unknown or has expired", base=report.handle)
+
+
+async def test_kept_caches_are_limited_by_memory() -> None:
+    nbytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in whole_cache().layers)
+    handles: HandleStore[Conversation] = HandleStore(max_bytes=2 * nbytes)
+    async with endpoint(handles=handles) as server, connecting(server) as conn:
+        reports = []
+        for _ in range(3):
+            reports.append(await send_kv(conn, ready(), 20.0))
+            await until(server.idle)
+        assert len(handles) == 2
+        assert handles.bytes <= 2 * nbytes
+        with pytest.raises(HandoffRefused, match="unknown or has expired"):
+            await (await conn.generate(reports[0].handle, Generate(PROMPT))).whole()
+        assert (await (await conn.generate(reports[2].handle, Generate(PROMPT, 2))).whole()) is not None
+
+
+async def test_a_cache_of_another_model_is_refused() -> None:
+    async with endpoint() as server:
+        await refused(server, ready(model="f" * 32), AppCode.MODEL_MISMATCH, "this endpoint runs")
+        await refused(server, ready(rope="default:1:abc"), AppCode.MODEL_MISMATCH, "rotary")
+        await refused(server, prepare(arrays(4, 16, heads=3)), AppCode.MODEL_MISMATCH, "other shapes")
+        await refused(server, prepare(arrays(3, 16)), AppCode.MODEL_MISMATCH, "other shapes")
+        async with connecting(server) as conn:
+            assert (await send_kv(conn, ready(), 20.0)).confirmed
+
+
+async def test_an_unstated_model_is_refused_where_asked_for() -> None:
+    async with endpoint(require_fingerprint=True) as server:
+        await refused(server, prepare(arrays(4, 16)), AppCode.MODEL_MISMATCH, "which model")
+
+
+async def test_increments_that_do_not_fit_are_refused() -> None:
+    async with endpoint() as server:
+        async with connecting(server) as conn:
+            first = await send_kv(conn, ready(), 20.0)
+        await until(server.idle)
+        await refused(server, ready(64), AppCode.UNSUPPORTED, "base handle")
+        await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "unknown", base=77)
+        await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "holds 100 tokens", base=first.handle)
+        await refused(server, ready(), AppCode.UNSUPPORTED, "goes with rows", base=first.handle)
+        assert server.admissions.refused == 0  # judged before any memory was reserved
+
+
+@pytest.mark.parametrize(
+    ("request_", "match"),
+    [
+        (Generate((256,)), "own tokens"),
+        (Generate((1 << 32) - 1 for _ in range(1)), "own tokens"),
+        (Generate((1,), score=(999,)), "own tokens"),
+        (Generate(""), "own tokens"),
+        (Generate((1,), max_new_tokens=65_536), "positions"),
+        (Generate([1] * 40_000, max_new_tokens=1), "positions"),
+    ],
+    ids=["prompt", "huge", "score", "empty", "long", "long-prompt"],
+)
+async def test_a_request_beyond_the_model_is_refused_and_the_cache_kept(request_: Generate, match: str) -> None:
+    if not isinstance(request_.prompt, str | list | tuple):
+        request_ = Generate(tuple(request_.prompt))
+    async with endpoint() as server, connecting(server) as conn:
+        report = await send_kv(conn, ready(), 20.0, then=request_)
+        assert report.confirmed
+        with pytest.raises(HandoffRefused, match=match):
+            _ = [part async for part in report.text]
+        with pytest.raises(HandoffRefused, match=match):
+            await (await conn.generate(report.handle, request_)).whole()
+        turn = await conn.generate(report.handle, Generate(PROMPT, NEW))
+        await turn.whole()
+        assert tuple(turn.tokens) == continuation()
+        await until(server.idle)
+
+
+async def test_a_reader_that_gives_up_stops_the_generation() -> None:
+    async with endpoint() as server, connecting(server) as conn:
+        report = await send_kv(conn, ready(), 20.0)
+        await until(server.idle)
+        turn = await conn.generate(report.handle, Generate(PROMPT, max_new_tokens=20_000))
+
+        async def read() -> None:
+            async for _ in turn:
+                pass
+
+        reading = asyncio.create_task(read())
+        await until(lambda: len(turn.tokens) > 3)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await until(server.idle)
+        again = await conn.generate(report.handle, Generate(PROMPT, NEW))
+        await again.whole()
+        assert tuple(again.tokens) == continuation()
+
+
+async def test_later_turns_take_places_too() -> None:
+    async with endpoint(places=1) as server, connecting(server) as conn:
+        report = await send_kv(conn, ready(), 20.0)
+        await until(server.idle)
+        turn = await conn.generate(report.handle, Generate(PROMPT, max_new_tokens=20_000))
+        await until(lambda: server.admissions.active == 1)
+        with pytest.raises(HandoffRefused) as raised:
+            await send_kv(conn, ready(), 20.0)
+        assert raised.value.busy
+        turn._outgoing.cancel()
+        await until(server.idle)
+
+
+async def test_a_connection_that_dies_stops_the_generation() -> None:
+    async with endpoint() as server:
+        cert, _ = certificate()
+        async with connect("127.0.0.1", server.port, ca_certs=cert, server_name="localhost") as conn:
+            report = await send_kv(conn, ready(), 20.0, then=Generate(PROMPT, max_new_tokens=20_000))
+            assert await anext(report.text) is not None
+            assert server.admissions.active == 1
+        await until(lambda: server.admissions.active == 0)
