@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quic_pfec.kv.layout import LayerShape, Layout
-from quic_pfec.kv.order import ORDERS, check_utility, j_block, j_frac, order_units
+from quic_pfec.kv.order import ORDERS, check_utility, order_units
 from quic_pfec.wire.errors import LocalError
 
 
@@ -64,39 +64,3 @@ def test_utility_that_cannot_order(utility: np.ndarray | None, reason: str) -> N
 def test_unknown_order() -> None:
     with pytest.raises(LocalError, match=r"unknown order 'lifo', expected one of utility, prefix, fifo"):
         order_units(layout_of(1, 1), "lifo")
-
-
-def test_scores_by_hand() -> None:
-    utility = np.array([4.0, 3.0, 2.0, 1.0])
-    complete = np.array([True, False, True, False])
-    assert j_block(utility, complete) == pytest.approx(0.6)
-    assert j_frac(utility, np.array([24, 12, 24, 0]), np.full(4, 24)) == pytest.approx(0.75)
-    assert j_frac(utility, np.array([1, 0, 3, 2]), np.array([1, 3, 3, 4])) == pytest.approx(0.65)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    units=st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 255), st.floats(0, 1)), min_size=1, max_size=50),
-)
-def test_scores_are_bounded_and_ordered(units: list[tuple[float, int, float]]) -> None:
-    utility = np.array([unit[0] for unit in units]) + 1e-3
-    total = np.array([unit[1] for unit in units])
-    present = np.floor(total * np.array([unit[2] for unit in units])).astype(np.int64)
-    assert 0.0 <= j_block(utility, present == total) <= j_frac(utility, present, total) + 1e-12
-    assert j_frac(utility, present, total) <= 1.0
-    assert j_block(utility, np.ones(len(units), dtype=bool)) == 1.0
-    assert j_frac(utility, total, total) == 1.0
-    assert j_frac(utility, np.zeros_like(total), total) == 0.0
-
-
-def test_scores_refuse_what_they_cannot_mean() -> None:
-    ones = np.ones(2)
-    with pytest.raises(LocalError, match="zero everywhere"):
-        j_block(np.zeros(2), np.array([True, True]))
-    with pytest.raises(LocalError, match="what arrived"):
-        j_block(ones, np.array([True]))
-    with pytest.raises(LocalError, match="present has shape"):
-        j_frac(ones, np.array([1]), np.array([1, 1]))
-    for present, total in (([2, 0], [1, 1]), ([-1, 0], [1, 1]), ([0, 0], [0, 1])):
-        with pytest.raises(LocalError, match="between 0 and total"):
-            j_frac(ones, np.array(present), np.array(total))

@@ -106,13 +106,14 @@ def test_settings(wrong: dict[str, Any], reason: str) -> None:
         profiler.Settings(**wrong)
 
 
+@pytest.fixture(scope="module")
+def smollm2() -> models.LoadedModel:
+    return models.load()
+
+
 @pytest.mark.weights
 @needs_weights
 class TestShipped:
-    @pytest.fixture(scope="class")
-    def smollm2(self) -> models.LoadedModel:
-        return models.load()
-
     @pytest.mark.parametrize("receiver", ["mask", "zero"])
     def test_belongs_to_the_default_model(self, smollm2: models.LoadedModel, receiver: Any) -> None:
         shipped = profile.builtin(smollm2.name, receiver)

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quic_pfec.quic.extension import OutFrame
-from quic_pfec.quic.rate import HEADER_BYTES, RateController, RatePacer, parse_rate, rate_control
-from quic_pfec.wire.errors import LocalError
+from quic_pfec.quic.rate import HEADER_BYTES, RateController, RatePacer, rate_control
 from quic_pfec.wire.frames import SOURCE
 
 from .quic_pair import Direction, make_pair, random_loss
@@ -27,32 +26,6 @@ from .test_quic_compat import Toy
 SIZE = 1452
 WIRE = SIZE + HEADER_BYTES
 MBPS = 1e6
-
-
-# ---- parse_rate ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("50Mbps", 50e6),
-        ("1.5 Gbit/s", 1.5e9),
-        ("800 kb/s", 800e3),
-        ("  20000 bit/s ", 2e4),
-        (2e7, 2e7),
-        (100_000, 1e5),
-    ],
-)
-def test_rates(text: Any, value: float) -> None:
-    assert parse_rate(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "50", "50 MB/s", "50MBps", "fast", "-1Mbps", "1e9bps", 0, 1.0, math.nan, math.inf, True, None, "2Tbps"]
-)
-def test_bad_rates_are_refused(text: Any) -> None:
-    with pytest.raises(LocalError, match="rate"):
-        parse_rate(text)
 
 
 # ---- a link in virtual time ------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from quic_pfec.sim.link import (
     SlotLog,
     default_queue_bytes,
     default_slot_s,
-    parse_rate,
 )
 
 PAPER = PRESETS["paper"]
@@ -258,20 +257,6 @@ class TestDamage:
 def test_refuses(arguments: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Link(**({"rate_bps": 1e6, "owd_s": 0.01} | arguments))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [("20Mbps", 20e6), ("20M", 20e6), ("1.5 Gbit/s", 1.5e9), ("500kbps", 500e3), ("1000", 1000), ("20000000.0", 20e6)],
-)
-def test_parse_rate(text: str, rate: float) -> None:
-    assert parse_rate(text) == rate
-
-
-@pytest.mark.parametrize("text", ["", "fast", "-1M", "0", "20MB/s", "20 M b", "1e6"])
-def test_parse_rate_refuses(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_rate(text)
 
 
 def test_default_slot() -> None:

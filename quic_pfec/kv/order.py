@@ -1,4 +1,4 @@
-"""Order of sending, and the two scores of what arrived.
+"""Order of sending: which unit goes first.
 
 The order is the whole point of a partial hand-off: what is sent first has the most chances to be repaired or resent
 before the deadline. It is decided once, before the clock starts, as a permutation of unit ids.
@@ -18,8 +18,6 @@ __all__ = [
     "ORDERS",
     "Order",
     "check_utility",
-    "j_block",
-    "j_frac",
     "order_units",
 ]
 
@@ -60,31 +58,3 @@ def order_units(layout: Layout, order: str, utility: npt.NDArray[np.float64] | N
     check_utility(layout, utility)
     layer, column = np.divmod(np.arange(count), columns)
     return np.lexsort((layer, column, -utility)).astype(np.int32)
-
-
-def j_block(utility: npt.NDArray[np.float64], complete: npt.NDArray[np.bool_]) -> float:
-    """Utility of the complete units over all utility, 0..1 (paper, its definition of J). Both arrays [unit_count]."""
-    return _share(utility, complete.astype(np.float64))
-
-
-def j_frac(utility: npt.NDArray[np.float64], present: npt.NDArray[np.integer], total: npt.NDArray[np.integer]) -> float:
-    """Utility weighted by the share of each unit's symbols that is present, over all utility, 0..1.
-
-    `present` and `total` count symbols by unit, [unit_count] each; a complete unit has them equal. Raises LocalError if
-    some unit has more symbols present than it has, or none at all.
-    """
-    if present.shape != total.shape:
-        raise LocalError(f"present has shape {list(present.shape)}, total {list(total.shape)}")
-    if (total < 1).any() or (present < 0).any() or (present > total).any():
-        raise LocalError("present must lie between 0 and total, and total be at least 1, for every unit")
-    return _share(utility, present / total)
-
-
-def _share(utility: npt.NDArray[np.float64], weight: npt.NDArray[np.float64]) -> float:
-    if utility.shape != weight.shape:
-        raise LocalError(f"utility has shape {list(utility.shape)}, what arrived {list(weight.shape)}")
-    whole = float(utility.sum())
-    if not whole > 0:
-        raise LocalError("utility is zero everywhere")
-    # Rounding of the two sums may differ in the last bit: a whole hand-off scores exactly 1.
-    return 1.0 if (weight == 1).all() else min(1.0, float(utility @ weight) / whole)

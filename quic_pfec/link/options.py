@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quic_pfec.quantities import parse_rate
 from quic_pfec.sim.channel import GilbertElliott, channel_factory, direction_seed, parse
-from quic_pfec.sim.link import Clock, Link, default_queue_bytes, default_slot_s, parse_rate
+from quic_pfec.sim.link import Clock, Link, default_queue_bytes, default_slot_s
 from quic_pfec.sim.trace import load_trace
 
 __all__ = ["Address", "RelayOptions", "build_parser", "format_address", "options_from", "parse_address"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.logger import QuicFileLogger
 
-from quic_pfec.quic.rate import parse_rate
+from quic_pfec.quantities import parse_rate
 from quic_pfec.wire.errors import LocalError
 
 __all__ = ["ALPN", "MAX_DATAGRAM_SIZE", "configuration", "provisioned_rate"]

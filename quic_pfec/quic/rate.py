@@ -13,7 +13,6 @@ exactly when a reaction is due. Pure: every method gets its time from the caller
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from typing import Any
 from aioquic.quic.congestion.base import QuicCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
 
+from quic_pfec.quantities import parse_rate
 from quic_pfec.wire.errors import LocalError
 
-__all__ = ["RateController", "RatePacer", "parse_rate", "rate_control"]
+__all__ = ["RateController", "RatePacer", "rate_control"]
 
 HEADER_BYTES = 28
 """IPv4 and UDP headers, counted with every datagram: the rate is one of bits on the wire."""
@@ -49,29 +49,6 @@ MIN_WINDOW_PACKETS = 10  # RFC 9002 §7.2
 MIN_RATE_PACKETS = 2  # a round trip: where persistent congestion restarts (RFC 9002 §7.6.2)
 WINDOW_GAIN = 2.0
 DRAIN_GAIN = 1.25
-
-_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:bit/s|bits/s|bps|b/s|bit)\s*", re.IGNORECASE)
-_PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-MIN_RATE_BPS, MAX_RATE_BPS = 1e4, 1e12
-
-
-def parse_rate(rate: str | float) -> float:
-    """A rate in bit/s from a number of bit/s or a text such as "50Mbps", "1.5 Gbit/s", "800 kb/s".
-
-    Raises `LocalError` for anything else, for bytes per second, and outside 10 kbit/s .. 1 Tbit/s.
-    """
-    if isinstance(rate, str):
-        match = _RATE.fullmatch(rate)
-        if match is None or "B/s" in rate or "Bps" in rate:
-            raise LocalError(f"rate {rate!r}: write bits per second with a unit, such as '50Mbps' or '1.5 Gbit/s'")
-        value = float(match[1]) * _PREFIX[match[2].lower()]
-    elif isinstance(rate, bool) or not isinstance(rate, (int, float)):
-        raise LocalError(f"rate must be a number of bit/s or a text such as '50Mbps', not {type(rate).__name__}")
-    else:
-        value = float(rate)
-    if not (math.isfinite(value) and MIN_RATE_BPS <= value <= MAX_RATE_BPS):
-        raise LocalError(f"rate {rate!r} is outside 10 kbit/s .. 1 Tbit/s")
-    return value
 
 
 def rate_control(rate: str | float, *, max_datagram_size: int = 1452) -> tuple[RateController, RatePacer]:

@@ -16,7 +16,6 @@ hand-offs begin at different times after it still meet the same losses.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
@@ -38,7 +37,6 @@ __all__ = [
     "SlotLog",
     "default_queue_bytes",
     "default_slot_s",
-    "parse_rate",
 ]
 
 Bits = npt.NDArray[np.bool_]
@@ -62,16 +60,6 @@ _BACKLOG_SLACK = 0.5
 
 # Steps of the channel drawn at a time, at most, which bounds the memory it takes.
 _DRAW_STEPS = 1 << 16
-
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-
-
-def parse_rate(text: str) -> float:
-    """Bits per second of "20Mbps", "20M", "1.5 Gbit/s", "500kbps" or "20000000" (powers of 1,000, any case)."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)(?:bps|bit/s|bit)?\s*", text, re.IGNORECASE)
-    if match is None or float(match[1]) == 0.0:
-        raise ValueError(f"{text!r} is not a rate; write 20Mbps, 500kbps, 1Gbps or bits per second")
-    return float(match[1]) * _UNITS[match[2].lower()]
 
 
 def default_queue_bytes(rate_bps: float, owd_s: float) -> int:
