@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml codec/_codec.pyx $(wildcard codec/*.c codec/*.h) .ci/se
 	@touch $(STAMP)
 
 demo: setup
-	$(BIN)/quic-pfec demo --point both --json out/demo.json --picture out/demo.png
+	$(BIN)/quic-pfec demo --point both --json out/demo.json --picture out/demo.png --trace out/demo.csv
 
 check: setup
 	$(BIN)/ruff check .

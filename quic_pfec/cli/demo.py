@@ -8,6 +8,7 @@ the intact cache says.
 from __future__ import annotations
 
 import asyncio
+import csv
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from quic_pfec.quic.connection import PACKET_OVERHEAD
 from quic_pfec.report import KVReport
 from quic_pfec.sim.channel import PRESETS
 from quic_pfec.sim.oracle import opportunities, oracle
+from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire.frames import SOURCE_OVERHEAD
 
 
@@ -81,6 +83,7 @@ class Outcome:
     oracle_j_block: float
     oracle_j_frac: float
     relay: RelayReport
+    trace: list[TraceRow]
 
     def as_dict(self) -> dict[str, Any]:
         report = self.report
@@ -219,6 +222,8 @@ async def _run_scheme(
     symbols = kv.layout.symbols(kv.layout.symbol_size())
     slots = point.rho * symbols if point.rho is not None else point.rtt_s / step_s
     deadline = point.rtt_s / 2 + slots * step_s
+    trace: list[TraceRow] = []
+    conn.trace(trace.append)
     relay.epoch()
     watcher = asyncio.ensure_future(_watch(conn, symbols, deadline, scheme, progress))
     try:
@@ -252,6 +257,7 @@ async def _run_scheme(
         oracle_j_block=bound.j_block,
         oracle_j_frac=bound.j_frac,
         relay=link,
+        trace=trace,
     )
 
 
@@ -263,6 +269,21 @@ async def _watch(conn: Connection, symbols: int, deadline_s: float, scheme: Sche
         remark = f"{known} of {symbols} symbols known, {max(0.0, deadline_s - elapsed_s):.1f} s left"
         progress(scheme.label, min(1.0, elapsed_s / deadline_s), remark)
         await asyncio.sleep(0.1)
+
+
+def write_traces(path: Path, outcomes: list[tuple[str, Outcome]]) -> None:
+    """CSV of every symbol sent: time since the first, kind, decoded prefix, next symbol, window, reported deficit."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("point", "scheme", "t_s", "kind", "prefix", "next", "window", "deficit"))
+        for point, outcome in outcomes:
+            first_s = outcome.trace[0].now if outcome.trace else 0.0
+            for row in outcome.trace:
+                numbers = (row.prefix, row.next, row.window, row.deficit)
+                writer.writerow(
+                    (point, outcome.scheme.key, f"{row.now - first_s:.6f}", row.kind.name.lower(), *numbers)
+                )
 
 
 def shares(outcome: Outcome) -> NDArray[np.float64]:

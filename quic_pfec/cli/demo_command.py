@@ -31,6 +31,9 @@ def demo_command(
     ] = "smollm2-135m",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw which blocks came, layers by token blocks (PNG).")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write every symbol sent and the window at that moment to this CSV file.")
+    ] = None,
     require: Annotated[bool, typer.Option(help="Exit with 1 if the coded runs do not beat fifo.")] = True,
 ) -> None:
     """See a real hand-off: a server process, a client, and between them a link that loses packets in bursts.
@@ -120,6 +123,9 @@ def demo_command(
             f"blocks at the deadline, {len(context.ids)} tokens, {first.rate_bps / 1e6:.0f} Mbit/s, 8.4 % bursty loss",
         )
         console.print(f"picture: {picture}")
+    if trace is not None:
+        demo.write_traces(trace, [(one.name, outcome) for one in points for outcome in results[one.name]])
+        console.print(f"trace: {trace}")
     if require:
         _require(results)
 
