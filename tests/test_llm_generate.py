@@ -134,3 +134,9 @@ def test_text_stream_holds_back_half_a_character(m: models.LoadedModel) -> None:
     assert stream.push(0xC3) == ""
     assert stream.close() == "\ufffd"
     assert stream.close() == ""
+
+
+def test_a_context_beyond_the_positions_of_the_model_is_refused() -> None:
+    m = models.tiny()
+    with pytest.raises(ValueError, match="does not fit"):
+        generate.prefill(m, range(m.max_tokens + 1))

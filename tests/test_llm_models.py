@@ -242,3 +242,8 @@ class TestSmolLM2:
         torch.save(smollm2.model.state_dict(), tmp_path / "pytorch_model.bin")
         with pytest.raises(OSError, match="safetensors"):
             models.load(str(tmp_path))
+
+
+def test_a_device_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(ValueError, match="device 'nowhere' cannot be used here"):
+        models.load("tiny-random", device="nowhere")

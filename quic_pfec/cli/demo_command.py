@@ -89,7 +89,7 @@ def demo_command(
             context = demo.make_context(loaded, tokens, seed, progress)
             for one in points:
                 results[one.name] = asyncio.run(demo.run_point(one, context, server, certificate, seed, progress))
-        except (RuntimeError, ConnectionError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError) as error:  # ConnectionError is an OSError
             bars.stop()
             fail(str(error))
     run_s = time.monotonic() - run_s

@@ -187,6 +187,8 @@ def context_ids(loaded: LoadedModel, file: Path | None, tokens: int | None, seed
     """
     from quic_pfec.llm.corpus import demo_context
 
+    if tokens is not None and tokens > loaded.max_tokens:
+        raise ValueError(f"--tokens is at most {loaded.max_tokens}, the positions of {loaded.name}, not {tokens}")
     if file is None:
         return demo_context(loaded.tokenizer, DEFAULT_TOKENS if tokens is None else tokens, seed).ids
     try:

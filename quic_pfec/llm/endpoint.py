@@ -138,9 +138,8 @@ class LLMHandler:
                 AppCode.MODEL_MISMATCH,
                 f"the model has {config.num_hidden_layers} layers of {heads} x {dim}, the cache has other shapes",
             )
-        limit = getattr(config, "max_position_embeddings", None)
-        if limit is not None and manifest.first_token + manifest.tokens >= limit:
-            raise Refusal(AppCode.TOO_LARGE, f"the context is longer than the model's {limit} positions")
+        if manifest.first_token + manifest.tokens >= model.max_tokens:
+            raise Refusal(AppCode.TOO_LARGE, f"the context is longer than the model's {model.max_tokens} positions")
         if manifest.missing not in ("mask", "zero"):
             raise Refusal(AppCode.UNSUPPORTED, f"this release does not do missing={manifest.missing!r}")
 
@@ -184,10 +183,9 @@ class LLMHandler:
         vocabulary = model.config.vocab_size
         if not prompt or any(token >= vocabulary for token in (*prompt, *request.score_tokens)):
             raise Refusal(AppCode.UNSUPPORTED, "a continuation needs a prompt, of the model's own tokens")
-        limit = getattr(model.config, "max_position_embeddings", None)
         longest = conversation.tokens + len(prompt) + max(request.max_new_tokens, len(request.score_tokens))
-        if limit is not None and longest > limit:
-            raise Refusal(AppCode.TOO_LARGE, f"{longest} tokens are more than the model's {limit} positions")
+        if longest > model.max_tokens:
+            raise Refusal(AppCode.TOO_LARGE, f"{longest} tokens are more than the model's {model.max_tokens} positions")
         reply.decoding(frozen_s, time.monotonic())
         if request.score_tokens:
             reply.scores(tuple(score(model, conversation.cache, prompt, request.score_tokens)))

@@ -38,13 +38,16 @@ def prefill(
     """Run the model over `token_ids` and return the cache with their rows: a new one, or `cache`, extended in place.
 
     `progress` is called with (tokens done, tokens in all) after each chunk of `chunk` tokens. Raises ValueError for
-    an empty prompt.
+    an empty prompt, or one that goes beyond the positions the model was made for.
     """
     if not token_ids:
         raise ValueError("there is nothing to prefill: the prompt is empty")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
     cache = DynamicCache(config=m.config) if cache is None else cache
+    whole = length(cache) + len(token_ids)
+    if whole > m.max_tokens:
+        raise ValueError(f"a context of {whole} tokens does not fit {m.name}, which has {m.max_tokens} positions")
     for start in range(0, len(token_ids), chunk):
         piece = token_ids[start : start + chunk]
         logits(m, cache, piece, keep=1)

@@ -99,6 +99,11 @@ class LoadedModel:
         return dtype
 
     @property
+    def max_tokens(self) -> int:
+        """Positions the model was made for; a large number where it does not say."""
+        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 31)
+
+    @property
     def rope(self) -> str:
         """See `rope_label`."""
         return rope_label(self.config)
@@ -137,9 +142,10 @@ def load(
     `cache_dir` holds converted models (default: QUIC_PFEC_CACHE, or `quic_pfec` in XDG_CACHE_HOME or ~/.cache).
     `threads` sets torch's CPU threads for the whole process; None leaves them.
 
-    Raises ImportError naming the pip command for a missing package, ValueError for a damaged weights file or a model
-    whose attention cannot leave out rows, OSError when there is no such model.
+    Raises ImportError naming the pip command for a missing package, ValueError for a device that is not there, a
+    damaged weights file or a model whose attention cannot leave out rows, OSError when there is no such model.
     """
+    _check_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     if name == TINY or name.startswith(TINY + ":"):
@@ -209,6 +215,14 @@ def rope_label(config: Any) -> str:
     theta = parameters.get("rope_theta", 0.0)
     digest = hashlib.sha256(json.dumps(_plain(parameters), sort_keys=True).encode()).hexdigest()[:12]
     return f"{kind[:24]}:{theta:g}:{digest}"
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"device {device!r} cannot be used here: {reason}") from None
 
 
 def _finish(model: Any, tokenizer: Any, name: str) -> LoadedModel:

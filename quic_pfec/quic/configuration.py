@@ -73,11 +73,19 @@ def configuration(
         result.load_verify_locations(cafile=authorities)
     if certificate is not None:
         result.load_cert_chain(*certificate)
+        _check_key(result, certificate)
     if secrets_log is not None:
         result.secrets_log_file = open(secrets_log, "a", encoding="ascii")  # noqa: SIM115  as long as the process
     if quic_log is not None:
         result.quic_logger = QuicFileLogger(quic_log)
     return result
+
+
+def _check_key(result: QuicConfiguration, names: tuple[str, str]) -> None:
+    """A key of another certificate would only show as a failed handshake, far from its cause."""
+    loaded, key = result.certificate, result.private_key
+    if loaded is None or key is None or loaded.public_key() != key.public_key():
+        raise LocalError(f"the private key {names[1]} does not belong to the certificate {names[0]}")
 
 
 def provisioned_rate(congestion_control: str, rate: str | float | None) -> float | None:

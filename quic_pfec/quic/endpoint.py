@@ -354,7 +354,7 @@ def _bound(family: int, address: NetworkAddress) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         sock.bind(address)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(error.errno, f"cannot bind {address[0]} port {address[1]}: {error.strerror}") from None
     return sock
