@@ -19,6 +19,7 @@ import os
 cdef extern from "gf256.h" nogil:
     ctypedef struct gf256_kernels:
         const char *name
+        bint (*supported)()
         void (*axpy)(uint8_t *y, const uint8_t *x, uint8_t c, size_t n)
         void (*dot)(uint8_t *y, const uint8_t **x, const uint8_t *c, size_t k, size_t n)
         void (*scal)(uint8_t *y, uint8_t c, size_t n)
@@ -28,7 +29,6 @@ cdef extern from "gf256.h" nogil:
     uint8_t gf256_inv[256]
     void gf256_init()
     const gf256_kernels *gf256_level(size_t index)
-    bint gf256_supported(const gf256_kernels *level)
 
 cdef extern from "coefficients.h" nogil:
     ctypedef struct repair_header:
@@ -96,7 +96,7 @@ cdef const gf256_kernels *find_level(str name):
     """The level of that name if this processor has it, else NULL."""
     cdef size_t i = 0
     while gf256_level(i) != NULL:
-        if gf256_level(i).name.decode("ascii") == name and gf256_supported(gf256_level(i)):
+        if gf256_level(i).name.decode("ascii") == name and gf256_level(i).supported():
             return gf256_level(i)
         i += 1
     return NULL
@@ -110,7 +110,7 @@ def isa_levels():
     levels = []
     cdef size_t i = 0
     while gf256_level(i) != NULL:
-        if gf256_supported(gf256_level(i)):
+        if gf256_level(i).supported():
             levels.append(gf256_level(i).name.decode("ascii"))
         i += 1
     return levels
