@@ -127,7 +127,7 @@ static void check_stream(const gf256_kernels *level)
             decoder_repair(&d, &h, output.base);
         }
         uint32_t found[4];
-        const size_t n = decoder_poll(&d, NULL, 0, 4, found);
+        const size_t n = decoder_poll(&d, NULL, 0, 4, UINT64_MAX, found);
         for (size_t i = 0; i < n; i++)
             check(memcmp(decoder_symbol(&d, found[i]), arena_slot(&truth, found[i]), SIZE) == 0, "a wrong byte", level->name);
     }
