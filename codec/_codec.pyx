@@ -45,6 +45,7 @@ cdef extern from "arena.h" nogil:
         size_t stride
     int arena_init(arena *a, size_t slot_bytes, size_t slots)
     void arena_free(arena *a)
+    void arena_ahead(arena *a, size_t index)
     uint8_t *arena_slot(const arena *a, size_t index)
 
 cdef extern from "decoder.h" nogil:

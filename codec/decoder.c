@@ -182,6 +182,7 @@ int decoder_source(decoder *d, uint32_t sid, const uint8_t *data)
         matrix_discard(d);
         return SOURCE_REPLACED;
     }
+    arena_ahead(&d->symbols, sid);
     memcpy(slot, data, d->symbol_size);
     mark_known(d, sid, SID_RECEIVED);
     if (d->column_of[sid] == 0)

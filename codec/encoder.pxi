@@ -54,6 +54,7 @@ cdef class Encoder:
             if self.reserved:
                 raise ValueError("a reserved slot waits for commit()")
             self.check_room()
+            arena_ahead(&self.symbols, self.count)
             memcpy(arena_slot(&self.symbols, self.count), view.buf, self.symbol_size)
         finally:
             PyBuffer_Release(&view)
@@ -63,6 +64,7 @@ cdef class Encoder:
     def reserve(self):
         self.check_room()
         self.reserved = True
+        arena_ahead(&self.symbols, self.count)
         return slot_view(self, &self.exports, arena_slot(&self.symbols, self.count), self.symbol_size, True)
 
     def commit(self):
