@@ -1,4 +1,4 @@
-"""The C code without Python: built by every compiler at hand, under sanitisers, and for AArch64 under an emulator.
+"""The C code without Python: built by every compiler at hand, under sanitisers, and for AArch64 and a big-endian machine.
 
 `native/check.c` tests kernels, coefficients and decoder by itself. No flag names an instruction set: what a level needs
 is in its source, or the build would fail here.
@@ -42,8 +42,17 @@ def test_every_level_on_this_processor(compiler: str, flags: list[str], tmp_path
     assert levels(str(built(compiler, tmp_path, *flags))) == _codec.isa_levels()
 
 
-def test_neon_under_an_emulator(tmp_path: Path) -> None:
-    compiler, emulator = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
+@pytest.mark.parametrize(
+    ("compiler", "emulator", "expected"),
+    [
+        ("aarch64-linux-gnu-gcc", "qemu-aarch64-static", ["scalar", "neon"]),
+        ("s390x-linux-gnu-gcc", "qemu-s390x-static", ["scalar"]),  # big-endian
+    ],
+    ids=["aarch64", "s390x"],
+)
+def test_other_architectures_under_an_emulator(
+    compiler: str, emulator: str, expected: list[str], tmp_path: Path
+) -> None:
     if shutil.which(compiler) is None or shutil.which(emulator) is None:
-        pytest.skip(f"no {compiler} or {emulator} (Debian: gcc-aarch64-linux-gnu, qemu-user-static)")
-    assert levels(emulator, str(built(compiler, tmp_path, "-O3", "-static"))) == ["scalar", "neon"]
+        pytest.skip(f"no {compiler} or {emulator} (Debian: gcc-{compiler.removesuffix('-gcc')}, qemu-user-static)")
+    assert levels(emulator, str(built(compiler, tmp_path, "-O3", "-static"))) == expected
