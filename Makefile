@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check fast wheel clean
+.PHONY: setup demo test check fast fuzz wheel clean
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml codec/_codec.pyx $(wildcard codec/*.c codec/*.h) .ci/setup
+$(STAMP): pyproject.toml codec/_codec.pyx $(wildcard codec/*.pxi codec/*.c codec/*.h) .ci/setup
 	PYTHON="$(PYTHON)" VENV="$(VENV)" bash .ci/setup
 	@touch $(STAMP)
 
@@ -25,6 +25,9 @@ fast: setup
 
 test: check
 	$(BIN)/python -m pytest -q
+
+fuzz: setup
+	PYTHON=$(BIN)/python bash .ci/fuzz
 
 wheel: setup
 	$(BIN)/python -m build --outdir dist .

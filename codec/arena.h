@@ -13,6 +13,7 @@ typedef struct {
     size_t stride;  /* bytes from slot to slot, the slot size rounded up to GF256_BLOCK */
     size_t slots;
     void *memory;   /* what the platform gave */
+    size_t touched; /* slots below are backed by memory, as far as arena_ahead() knows */
 } arena;
 
 /* 0, or -1 if the size overflows or there is no memory. */
@@ -20,6 +21,16 @@ int arena_init(arena *a, size_t slot_bytes, size_t slots);
 /* Enlarge to `slots` >= a->slots. Contents stay, addresses may change. 0, or -1 with nothing changed. */
 int arena_grow(arena *a, size_t slots);
 void arena_free(arena *a);
+
+/* Slot `index` is about to be written for the first time: back it and the next few with memory in one go. A page fault for
+ * every third slot costs more than all else that happens to a symbol. Slots far ahead of the others are left alone. */
+void arena_back(arena *a, size_t index);
+
+static inline void arena_ahead(arena *a, size_t index)
+{
+    if (index >= a->touched)
+        arena_back(a, index);
+}
 
 static inline uint8_t *arena_slot(const arena *a, size_t index)
 {

@@ -55,8 +55,8 @@ static void pick(uint64_t *state, uint64_t *chosen, uint32_t m, uint32_t k)
     memset(chosen, 0, (m + 63) / 64 * sizeof *chosen);
     for (uint32_t j = m - k; j < m; j++) {
         uint32_t t = draw(state, j + 1);
-        if (chosen[t / 64] >> t % 64 & 1)
-            t = j;
+        const uint32_t taken = 0u - (uint32_t)(chosen[t / 64] >> t % 64 & 1); /* no branch: a coin toss in dense sets */
+        t = (t & ~taken) | (j & taken);
         chosen[t / 64] |= UINT64_C(1) << t % 64;
     }
 }

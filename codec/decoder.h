@@ -41,7 +41,7 @@ typedef struct {
     uint64_t redundant, rejected, row_operations, payload_macs, recovered;
     uint64_t contradictions; /* one-term repairs that disagree with a received symbol */
     uint64_t discarded;      /* rows thrown away because a decoded symbol proved wrong */
-    uint64_t compactions;
+    uint64_t compactions;    /* sweeps that let every row rest on one stored repair */
 } decoder_counters;
 
 typedef struct {
@@ -62,6 +62,7 @@ typedef struct {
     uint8_t **row;
     uint16_t *pivot;     /* per row: column */
     uint8_t *determined; /* per row */
+    uint8_t *rebased;    /* per row, while a sweep runs: it rests on slots of the sweep alone */
     uint32_t rank, pending;
     size_t t_offset;     /* where T starts in a row */
 
@@ -73,7 +74,8 @@ typedef struct {
     size_t column_width;
     arena raw;
     uint64_t *raw_used;
-    uint32_t max_raw, raws;
+    uint32_t max_raw, raws, sweep_at; /* above sweep_at slots in use a sweep begins */
+    int sweeping;
     size_t raw_width;
 
     /* Terms of each raw repair that were unknown when it came: max_unknown entries a slot. */
@@ -101,9 +103,11 @@ int decoder_grow(decoder *d, uint32_t capacity);
 int decoder_source(decoder *d, uint32_t sid, const uint8_t *data);
 /* A header that passed repair_header_check() with the limits and capacity of d; REPAIR_*. */
 int decoder_repair(decoder *d, const repair_header *header, const uint8_t *data);
-/* Compute up to max_symbols determined symbols: those of `first` in its order, then the others in ascending order.
+/* Compute up to max_symbols determined symbols: those of `first` in its order, then the others in ascending order. Stops
+ * early once max_macs multiply-adds are done, which the last symbol may exceed; 0 computes none.
  * Writes their SIDs to `out` (room for min(max_symbols, d->pending)); returns how many. */
-size_t decoder_poll(decoder *d, const uint32_t *first, size_t n_first, size_t max_symbols, uint32_t *out);
+size_t decoder_poll(decoder *d, const uint32_t *first, size_t n_first, size_t max_symbols, uint64_t max_macs,
+                    uint32_t *out);
 /* First run [*start, *stop) of known SIDs at or above `from`; 0 if there is none. */
 int decoder_known_run(const decoder *d, uint32_t from, uint32_t *start, uint32_t *stop);
 

@@ -82,13 +82,24 @@ static void scalar_dot(uint8_t *y, const uint8_t *const *x, const uint8_t *c, si
     }
 }
 
-const gf256_kernels gf256_scalar = {"scalar", scalar_axpy, scalar_dot, scalar_scal};
+static int scalar_supported(void)
+{
+    return 1;
+}
+
+const gf256_kernels gf256_scalar = {"scalar", scalar_supported, scalar_axpy, scalar_dot, scalar_scal};
 
 static const gf256_kernels *const levels[] = {
     &gf256_scalar,
 #if GF256_X86
+    &gf256_ssse3,
     &gf256_avx2,
+    &gf256_avx512,
+    &gf256_gfni256,
     &gf256_gfni512,
+#endif
+#if GF256_NEON
+    &gf256_neon,
 #endif
 };
 
@@ -97,24 +108,12 @@ const gf256_kernels *gf256_level(size_t index)
     return index < sizeof levels / sizeof *levels ? levels[index] : NULL;
 }
 
-int gf256_supported(const gf256_kernels *level)
-{
-#if GF256_X86
-    __builtin_cpu_init(); /* the tests below also ask whether the operating system saves the registers */
-    if (level == &gf256_avx2)
-        return __builtin_cpu_supports("avx2") != 0;
-    if (level == &gf256_gfni512)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("gfni");
-#endif
-    return level == &gf256_scalar;
-}
-
 void gf256_init(void)
 {
     if (gf256.name != NULL)
         return;
     build_tables();
     for (size_t i = 0; gf256_level(i) != NULL; i++)
-        if (gf256_supported(gf256_level(i)))
+        if (gf256_level(i)->supported())
             gf256 = *gf256_level(i);
 }

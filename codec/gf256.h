@@ -22,8 +22,25 @@
 #define GF256_X86 0
 #endif
 
+#if defined(__aarch64__) && defined(__ARM_NEON)
+#define GF256_NEON 1
+#else
+#define GF256_NEON 0
+#endif
+
+/* Loops over the accumulators of a strip must unroll whole, or the sums leave the registers. */
+#if defined(__clang__)
+#define GF256_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define GF256_UNROLL _Pragma("GCC unroll 32")
+#else
+#define GF256_UNROLL
+#endif
+
 typedef struct {
     const char *name;
+    /* Whether processor and operating system have what the level needs. */
+    int (*supported)(void);
     /* y ^= c * x. y and x are the same pointer or do not overlap. */
     void (*axpy)(uint8_t *y, const uint8_t *x, uint8_t c, size_t n);
     /* y = sum over i < k of c[i] * x[i]; zero for k = 0. An x[i] may be y itself: every strip is read before it
@@ -47,12 +64,17 @@ void gf256_init(void);
 
 /* Levels this build holds, worst first; NULL beyond the end. A level may be unsupported by the processor. */
 const gf256_kernels *gf256_level(size_t index);
-int gf256_supported(const gf256_kernels *level);
 
 extern const gf256_kernels gf256_scalar;
 #if GF256_X86
+extern const gf256_kernels gf256_ssse3;
 extern const gf256_kernels gf256_avx2;
+extern const gf256_kernels gf256_gfni256;
+extern const gf256_kernels gf256_avx512;
 extern const gf256_kernels gf256_gfni512;
+#endif
+#if GF256_NEON
+extern const gf256_kernels gf256_neon;
 #endif
 
 static inline size_t gf256_round_up(size_t n)

@@ -61,14 +61,17 @@ AVX2 static void avx2_scal(uint8_t *y, uint8_t c, size_t n)
 AVX2_INLINE void dot_strip(uint8_t *y, const uint8_t *const *x, const uint8_t *c, size_t k, size_t at, int vectors)
 {
     __m256i sum[8];
+    GF256_UNROLL
     for (int v = 0; v < vectors; v++)
         sum[v] = _mm256_setzero_si256();
     for (size_t i = 0; i < k; i++) {
         multiplier m = multiplier_of(c[i]);
         const uint8_t *source = x[i] + at;
+        GF256_UNROLL
         for (int v = 0; v < vectors; v++)
             sum[v] = _mm256_xor_si256(sum[v], product(m, load(source + 32 * v)));
     }
+    GF256_UNROLL
     for (int v = 0; v < vectors; v++)
         store(y + at + 32 * v, sum[v]);
 }
@@ -84,7 +87,13 @@ AVX2 static void avx2_dot(uint8_t *y, const uint8_t *const *x, const uint8_t *c,
         dot_strip(y, x, c, k, at, 2);
 }
 
-const gf256_kernels gf256_avx2 = {"avx2", avx2_axpy, avx2_dot, avx2_scal};
+static int avx2_supported(void)
+{
+    __builtin_cpu_init(); /* the test also asks whether the operating system saves the registers */
+    return __builtin_cpu_supports("avx2") != 0;
+}
+
+const gf256_kernels gf256_avx2 = {"avx2", avx2_supported, avx2_axpy, avx2_dot, avx2_scal};
 
 #else
 

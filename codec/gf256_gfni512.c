@@ -46,14 +46,14 @@ GFNI512 static void gfni512_scal(uint8_t *y, uint8_t c, size_t n)
 GFNI512_INLINE void dot_strip(uint8_t *y, const uint8_t *const *x, const uint8_t *c, size_t k, size_t at, int vectors)
 {
     __m512i sum[22];
-#pragma GCC unroll 22
+    GF256_UNROLL
     for (int v = 0; v < vectors; v++)
         sum[v] = _mm512_setzero_si512();
     size_t i = 0;
     for (; i + 1 < k; i += 2) {
         __m512i first = matrix_of(c[i]), second = matrix_of(c[i + 1]);
         const uint8_t *a = x[i] + at, *b = x[i + 1] + at;
-#pragma GCC unroll 22
+        GF256_UNROLL
         for (int v = 0; v < vectors; v++)
             sum[v] = _mm512_ternarylogic_epi64(sum[v], product(first, load(a + 64 * v)),
                                                product(second, load(b + 64 * v)), XOR3);
@@ -61,11 +61,11 @@ GFNI512_INLINE void dot_strip(uint8_t *y, const uint8_t *const *x, const uint8_t
     if (i < k) {
         __m512i last = matrix_of(c[i]);
         const uint8_t *a = x[i] + at;
-#pragma GCC unroll 22
+        GF256_UNROLL
         for (int v = 0; v < vectors; v++)
             sum[v] = _mm512_xor_si512(sum[v], product(last, load(a + 64 * v)));
     }
-#pragma GCC unroll 22
+    GF256_UNROLL
     for (int v = 0; v < vectors; v++)
         _mm512_storeu_si512((void *)(y + at + 64 * v), sum[v]);
 }
@@ -81,7 +81,13 @@ GFNI512 static void gfni512_dot(uint8_t *y, const uint8_t *const *x, const uint8
         dot_strip(y, x, c, k, at, 1);
 }
 
-const gf256_kernels gf256_gfni512 = {"gfni512", gfni512_axpy, gfni512_dot, gfni512_scal};
+static int gfni512_supported(void)
+{
+    __builtin_cpu_init(); /* the tests also ask whether the operating system saves the registers */
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("gfni");
+}
+
+const gf256_kernels gf256_gfni512 = {"gfni512", gfni512_supported, gfni512_axpy, gfni512_dot, gfni512_scal};
 
 #else
 

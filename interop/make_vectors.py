@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from quic_pfec.fec.coefficients import expand
+from quic_pfec.fec.rfc8681 import coefficients
 from quic_pfec.wire import frames, varint
 from quic_pfec.wire.limits import Limits
 from quic_pfec.wire.parameter import PARAMETER_ID, PfecParameter
 
 PATH = Path(__file__).parent / "vectors.json"
+RFC8681_PATH = Path(__file__).parent / "rfc8681.json"
 SYMBOL = bytes(range(64))
 
 
@@ -77,6 +79,15 @@ def vectors() -> dict[str, Any]:
     }
 
 
+def rfc8681_vectors() -> list[dict[str, Any]]:
+    """Coefficients of the RFC 8681 cross-check, which the wire never carries."""
+    cases = ((1, 20, 15, 8), (1, 20, 7, 8), (0, 20, 15, 8), (65_535, 32, 3, 8), (1, 20, 7, 1), (77, 48, 0, 8))
+    return [
+        {"repair_key": key, "window": window, "dt": dt, "m": m, "coefficients": coefficients(key, window, dt, m)}
+        for key, window, dt, m in cases
+    ]
+
+
 def _fields(h: frames.RepairHeader) -> tuple[int, int, int, int, int, bytes, int, int]:
     return (
         h.transfer_id, h.repair_number, h.first_sid, h.degree, h.head_span, h.head, h.tail_offset, h.tail_span,
@@ -85,4 +96,5 @@ def _fields(h: frames.RepairHeader) -> tuple[int, int, int, int, int, bytes, int
 
 if __name__ == "__main__":
     PATH.write_text(json.dumps(vectors(), indent=1) + "\n")
-    print(PATH.name, "written")
+    RFC8681_PATH.write_text(json.dumps(rfc8681_vectors()) + "\n")
+    print(PATH.name, RFC8681_PATH.name, "written")

@@ -51,7 +51,8 @@ class Encoder:
     """The symbols of one transfer, and repairs over them.
 
     `symbol_size` in bytes, 1..65,535; `capacity` in symbols, 1..2^24. Memory is touched only as symbols come. SIDs are
-    given in order from 0. Calls from several threads follow each other (the interpreter lock is held throughout).
+    given in order from 0. `repairs` works without the interpreter lock; any other use of the object meanwhile raises
+    RuntimeError.
     """
 
     def __init__(self, symbol_size: int, capacity: int) -> None: ...
@@ -95,6 +96,24 @@ class Encoder:
         tail_span: int,
     ) -> bytes:
         """The repair symbol of a header, `symbol_size` bytes. ValueError as `expand`, or if it names SIDs >= count."""
+
+    def repairs(
+        self,
+        count: int,
+        transfer_id: int,
+        repair_number: int,
+        first_sid: int,
+        degree: int,
+        head_span: int,
+        head: bytes,
+        tail_offset: int,
+        tail_span: int,
+    ) -> list[bytes]:
+        """A burst of `count` (1..64) repairs over one coding set, numbered from `repair_number`, in one call.
+
+        Equal to as many calls of `repair`, without the interpreter lock. ValueError as `repair`, or if the last number
+        does not fit 32 bits.
+        """
 
 @final
 class Decoder:
@@ -142,12 +161,20 @@ class Decoder:
         ValueError: header not legal, degree or span above the limits, SIDs >= capacity, wrong length of `data`.
         """
 
-    def poll(self, max_symbols: int, order: Iterable[int] | None = None) -> list[int]:
+    def receive_batch(self, packets: Iterable[tuple[Any, ...]]) -> list[int]:
+        """Take several packets, in their order: (sid, data) is a source, the eight header fields and data a repair.
+
+        Returns one `SourceOutcome` or `RepairOutcome` value a packet, as the calls of `source` and `repair` would; works
+        without the interpreter lock. ValueError and TypeError as theirs, before any packet was taken.
+        """
+
+    def poll(self, max_symbols: int, order: Iterable[int] | None = None, *, max_macs: int | None = None) -> list[int]:
         """Compute at most `max_symbols` determined symbols and return their SIDs.
 
         Those of `order` come first, in its order; the others follow by ascending SID. SIDs in `order` that are not
-        determined are passed over. One symbol costs at most about 2 * max_unknown multiply-adds, normally a few dozen:
-        slices of 32 keep an event loop responsive.
+        determined are passed over. One symbol costs at most about 3 * max_unknown multiply-adds, normally a few dozen:
+        slices of 32 keep an event loop responsive. Where the kernels are slow, `max_macs` (1..2^32 - 1) bounds a slice by
+        its work: none is begun once that many multiply-adds are done (8 to 80 ns each by level, 0.7 us scalar).
         """
 
     @property
@@ -207,7 +234,8 @@ class Decoder:
 
         redundant, rejected (beyond a limit), contradictions: repairs dropped. row_operations: on coefficient rows.
         payload_macs: multiply-adds over a symbol. recovered: symbols decoded. discarded: held repairs thrown away
-        because a decoded symbol proved wrong. compactions: of the stored repairs (rare).
+        because a decoded symbol proved wrong. compactions: of the stored repairs (rare), each
+        spread over many calls.
         """
 
 def _multiply(a: int, b: int) -> int: ...

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quic_pfec import _codec
 from quic_pfec.fec import coefficients, reference
 
 Header = tuple[int, int, int, int, int, bytes, int, int]
@@ -119,3 +120,34 @@ def state(decoder: Any) -> State:
 
 def known(decoder: Any) -> set[int]:
     return {sid for sid in range(decoder.capacity) if decoder.known(sid)}
+
+
+def stream(decoder: Any, seed: int, count: int, steps: int, window: int, size: int, resend: float) -> int:
+    """Random events of a stream with 30 % loss, resends and duplicates, held within `window` of the decoder's prefix.
+
+    `resend` is the share of resends in the steps that send no new symbol; the rest are repairs over the window. Returns
+    the number of recovered symbols. Every symbol that the decoder calls known is compared with the one sent.
+    """
+    rng = random.Random(seed)
+    truth = symbols(count, size, seed)
+    encoder = _codec.Encoder(size, count)
+    checked = 0
+    for number in range(steps):
+        low, sent = decoder.prefix, encoder.count
+        if sent < min(count, low + window) and rng.random() < 0.7:
+            sid = encoder.push(truth[sent])
+            if rng.random() < 0.7:
+                decoder.source(sid, truth[sid])
+        elif low < sent and rng.random() >= resend:
+            h = random_header(rng, number, low, sent, rng.randint(1, 24))
+            decoder.repair(*h, encoder.repair(*h))
+        elif sent:
+            sid = rng.randrange(max(0, low - 5), sent)
+            decoder.source(sid, truth[sid])
+        if rng.random() < 0.5:
+            for sid in decoder.poll(rng.randint(1, 4)):
+                assert decoder.symbol(sid) == truth[sid]
+                checked += 1
+    for sid in known(decoder):
+        assert decoder.symbol(sid) == truth[sid]
+    return checked

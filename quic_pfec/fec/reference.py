@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NoReturn, final
+from typing import Any, NoReturn, final
 
 from quic_pfec.fec.coefficients import MAX_SPAN, check_header, expand
 from quic_pfec.fec.outcome import RepairOutcome, SourceOutcome
@@ -21,6 +21,7 @@ _POLYNOMIAL = 0x11D
 _MAX_SYMBOL_SIZE = 65_535
 _MAX_CAPACITY = 1 << 24
 _MAX_UNKNOWN = 4_096
+_MAX_BURST = 64
 
 Buffer = bytes | bytearray | memoryview
 
@@ -177,6 +178,23 @@ class Encoder:
         for sid, coefficient in expand(*header):
             symbol = _added(symbol, _scaled(self._arena.read(sid), coefficient))
         return symbol
+
+    def repairs(
+        self,
+        count: int,
+        transfer_id: int,
+        repair_number: int,
+        first_sid: int,
+        degree: int,
+        head_span: int,
+        head: bytes,
+        tail_offset: int,
+        tail_span: int,
+    ) -> list[bytes]:
+        numbers = range(repair_number, repair_number + _check_range(count, "count", 1, _MAX_BURST))
+        rest = (first_sid, degree, head_span, head, tail_offset, tail_span)
+        check_header(transfer_id, numbers[-1], *rest, max_degree=max(degree, 1), max_span=MAX_SPAN, end=self._count)
+        return [self.repair(transfer_id, number, *rest) for number in numbers]
 
 
 @dataclass(slots=True, eq=False)
@@ -345,6 +363,18 @@ class Decoder:
             self._highest = max(self._highest, first_sid + head_span + tail_offset + tail_span)
             return self._repair(dict(expand(*header)), payload).value
 
+    def receive_batch(self, packets: Iterable[tuple[Any, ...]]) -> list[int]:
+        held = list(packets)
+        for packet in held:
+            self._arena.check(packet[-1])
+            if len(packet) == 2:
+                self._check_sid(packet[0])
+            elif len(packet) == 9:
+                check_header(*packet[:-1], max_degree=self._max_degree, max_span=self._max_span, end=self.capacity)
+            else:
+                raise ValueError(f"a packet is (sid, data) or a header of eight and data, not {len(packet)} items")
+        return [self.source(*packet) if len(packet) == 2 else self.repair(*packet) for packet in held]
+
     def _repair(self, terms: dict[int, int], payload: bytes) -> RepairOutcome:
         columns = self._columns()
         unknown = {sid: c for sid, c in terms.items() if sid not in self._known}
@@ -380,8 +410,11 @@ class Decoder:
         self._rows.append(row)
         return RepairOutcome.INNOVATIVE
 
-    def poll(self, max_symbols: int, order: Iterable[int] | None = None) -> list[int]:
+    def poll(self, max_symbols: int, order: Iterable[int] | None = None, *, max_macs: int | None = None) -> list[int]:
+        """As the native one; symbols cost no multiply-add here, so `max_macs` ends no slice."""
         _check_range(max_symbols, "max_symbols", 0, 0xFFFFFFFF)
+        if max_macs is not None:
+            _check_range(max_macs, "max_macs", 1, 0xFFFFFFFF)
         if max_symbols == 0 or self.pending == 0:
             return []
         first = [_check_range(sid, "sid", 0, 0xFFFFFFFF) for sid in order or ()]
