@@ -1,6 +1,6 @@
 /* AVX-512BW kernels without GFNI (Skylake-X, Cascade Lake): the nibble tables of gf256_avx2.c, 64 bytes at a time.
  *
- * 22 sums, two tables, the mask and the temporaries fit the 32 registers, so a symbol of 1,345..1,408 bytes is one pass. */
+ * A symbol of 1,345..1,408 bytes is two strips of 11 sums; why not one of 22: gf256_gfni512.c. */
 #include "gf256.h"
 
 #if GF256_X86
@@ -58,7 +58,7 @@ AVX512 static void avx512_scal(uint8_t *y, uint8_t c, size_t n)
 /* One strip of `vectors` registers; a constant in each caller, so that the loops unroll and `sum` stays in registers. */
 AVX512_INLINE void dot_strip(uint8_t *y, const uint8_t *const *x, const uint8_t *c, size_t k, size_t at, int vectors)
 {
-    __m512i sum[22];
+    __m512i sum[11];
     GF256_UNROLL
     for (int v = 0; v < vectors; v++)
         sum[v] = _mm512_setzero_si512();
@@ -77,10 +77,12 @@ AVX512_INLINE void dot_strip(uint8_t *y, const uint8_t *const *x, const uint8_t 
 AVX512 static void avx512_dot(uint8_t *y, const uint8_t *const *x, const uint8_t *c, size_t k, size_t n)
 {
     size_t at = 0;
-    for (; n - at >= 22 * 64; at += 22 * 64)
-        dot_strip(y, x, c, k, at, 22);
-    for (; n - at >= 8 * 64; at += 8 * 64)
-        dot_strip(y, x, c, k, at, 8);
+    for (; n - at >= 11 * 64; at += 11 * 64)
+        dot_strip(y, x, c, k, at, 11);
+    for (; n - at >= 6 * 64; at += 6 * 64)
+        dot_strip(y, x, c, k, at, 6);
+    for (; n - at >= 2 * 64; at += 2 * 64)
+        dot_strip(y, x, c, k, at, 2);
     for (; at < n; at += 64)
         dot_strip(y, x, c, k, at, 1);
 }

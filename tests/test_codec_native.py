@@ -1,4 +1,4 @@
-"""The C code without Python: by every compiler at hand, under sanitisers, for AArch64 and a big-endian machine.
+"""The C code without Python: built by every compiler at hand, under sanitisers, for AArch64 and for a big-endian one.
 
 `native/check.c` tests kernels, coefficients and decoder by itself. No flag names an instruction set: what a level needs
 is in its source, or the build would fail here.

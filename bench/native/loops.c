@@ -54,7 +54,7 @@ __attribute__((target("avx2"))) static void xor32(uint8_t *y, const uint8_t *con
 }
 __attribute__((target("avx512f"))) static void xor64(uint8_t *y, const uint8_t *const *x, size_t k, size_t n)
 {
-    XOR_BODY(v64, 22)
+    XOR_BODY(v64, 11)
 }
 #endif
 
