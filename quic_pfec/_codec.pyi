@@ -164,8 +164,8 @@ class Decoder:
     def receive_batch(self, packets: Iterable[tuple[Any, ...]]) -> list[int]:
         """Take several packets, in their order: (sid, data) is a source, the eight header fields and data a repair.
 
-        Returns one `SourceOutcome` or `RepairOutcome` value a packet, as the calls of `source` and `repair` would; works
-        without the interpreter lock. ValueError and TypeError as theirs, before any packet was taken.
+        Returns one `SourceOutcome` or `RepairOutcome` value a packet, as the calls of `source` and `repair` would;
+        works without the interpreter lock. ValueError and TypeError as theirs, before any packet was taken.
         """
 
     def poll(self, max_symbols: int, order: Iterable[int] | None = None, *, max_macs: int | None = None) -> list[int]:
@@ -173,8 +173,8 @@ class Decoder:
 
         Those of `order` come first, in its order; the others follow by ascending SID. SIDs in `order` that are not
         determined are passed over. One symbol costs at most about 3 * max_unknown multiply-adds, normally a few dozen:
-        slices of 32 keep an event loop responsive. Where the kernels are slow, `max_macs` (1..2^32 - 1) bounds a slice by
-        its work: none is begun once that many multiply-adds are done (8 to 80 ns each by level, 0.7 us scalar).
+        slices of 32 keep an event loop responsive. Where the kernels are slow, `max_macs` (1..2^32 - 1) bounds a slice
+        by its work: none is begun once that many multiply-adds are done (12 to 70 ns each by level, 0.5 us scalar).
         """
 
     @property
