@@ -13,7 +13,7 @@ const char *repair_header_check(const repair_header *h, uint64_t max_degree, uin
         return "repair_number does not fit 32 bits";
     if (h->degree == 0)
         return "degree is 0";
-    if (h->degree > max_degree)
+    if (h->degree > max_degree || h->degree > VARINT_MAX)
         return "degree is above the limit";
     if (h->head_span > max_span || h->tail_offset > max_span || h->tail_span > max_span
         || h->head_span + h->tail_offset + h->tail_span > max_span)

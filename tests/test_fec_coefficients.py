@@ -78,6 +78,7 @@ HOSTILE = {
     "huge transfer": {"transfer_id": 2**62},
     "huge repair number": {"repair_number": 2**32},
     "degree 0": {"degree": 0},
+    "degree no varint can carry": {"degree": 2**62},
     "beyond 64 bits": {"degree": 2**64},
     "head span": {"head_span": 2**62},
     "tail offset": {"tail_offset": 2**62},
