@@ -115,11 +115,14 @@ def test_commands_on_standard_input(server: socket.socket, tmp_path: Path) -> No
 def test_signals_end_it_cleanly(server: socket.socket, tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "run.json"
     process = start(server, "--no-control", "--loss-from-start", "--json", str(path))
-    with process:
+    try:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["ready"]
         process.send_signal(number)
         assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()  # where it did not end, waiting for it would not either
+        process.communicate()
     assert json.loads(path.read_text())["forward"]["sent"] == 0
 
 

@@ -32,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
+            signal.signal(number, signal.default_int_handler)
         _reply({"ready": True, "port": relay.port})
         if not arguments.no_control:
             threading.Thread(target=_control, args=(relay,), daemon=True).start()
