@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quic_pfec.kv.prepared import PreparedKV, prepare_arrays
-from quic_pfec.kv.profile import Profile
+from quic_pfec.kv.profile import Profile, builtin
 from quic_pfec.quic.configuration import configuration, provisioned_rate
 from quic_pfec.quic.endpoint import open_connection
 from quic_pfec.quic.incoming import Handler
@@ -210,13 +210,16 @@ def prepare(
 
     cache: a Hugging Face cache (batch one), or a list of (keys, values) numpy arrays [kv_heads, tokens, head_dim].
     tokens: ids of the whole context (tensor, array or list), so that the receiver can check it means the same text.
-    profile or utility (float64 per unit id): what matters; neither = a generic guess. wire_dtype: "bf16" by default;
+    profile or utility (float64 per unit id): what matters; neither = the profile that
+    ships for `model`, or else a generic guess. wire_dtype: "bf16" by default;
     the cache's own dtype, or bf16. first_token: send only the rows from here on (the receiver holds those before).
     model: fingerprint that the receiver compares with its own (`llm.models.fingerprint`); not stated, it checks shapes.
 
     Raises ValueError with one line for whatever cannot be sent, ImportError naming the extra for a Hugging Face cache.
     """
     ids = None if tokens is None else np.asarray(tokens, dtype=np.int64).reshape(-1)
+    if profile is None and utility is None and model != MODEL_UNSTATED:
+        profile = builtin(model, "mask")
     if isinstance(cache, list) and cache and all(isinstance(pair, tuple) and _is_numpy(pair) for pair in cache):
         dtype = {"float32": "fp32", "float16": "fp16", "uint16": "bf16", "uint32": "fp32"}.get(
             str(cache[0][0].dtype), ""

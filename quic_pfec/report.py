@@ -14,7 +14,8 @@ LimitedBy = Literal["nothing", "deadline", "congestion_control", "credit", "cpu"
 HINTS: dict[LimitedBy, str] = {
     "nothing": "everything arrived before the deadline",
     "deadline": "the link had no room for more: a later deadline, a narrower wire dtype or a faster link would help",
-    "congestion_control": "the congestion controller held the sender back: on a path known to lose packets, pass rate=",
+    "congestion_control": "the congestion controller held the sender back: pass rate= on a path known to "
+    "lose packets, or a lower one where it is set",
     "credit": "the receiver granted no more symbols in time",
     "cpu": "this machine could not build packets as fast as the link takes them",
 }

@@ -66,7 +66,7 @@ class Point:
     increment: int = 0
 
 
-PAPER_POINT = Point("paper", 20e6, 0.020, 0.8, (FIFO, PAPER, HYBRID))
+PAPER_POINT = Point("paper", 20e6, 0.020, 0.8, (FIFO, ARQ, PAPER, HYBRID))
 SHORT_POINT = Point("short", 10e6, 0.250, None, (ARQ, HYBRID), increment=16)
 POSITIONS = 64  # teacher-forced positions of the agreement
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
+from pathlib import Path
 
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.logger import QuicFileLogger
@@ -66,6 +67,9 @@ def configuration(
         max_stream_data=max_stream_data,
         server_name=server_name,
     )
+    for path in (ca_certs, client_ca):
+        if path is not None and not Path(path).is_file():
+            raise LocalError(f"the file of authorities {path} does not exist")
     if insecure:
         result.verify_mode = ssl.CERT_NONE
     authorities = ca_certs if is_client else client_ca
