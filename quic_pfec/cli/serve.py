@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -87,6 +88,10 @@ def serve_command(
     )
 
     handler.warm_up()
+    # What stands now stays: torch alone is some hundred thousand objects, which a collection between freeze and first
+    # token would otherwise walk.
+    gc.collect()
+    gc.freeze()
 
     async def run() -> None:
         listener = await serve(
