@@ -6,16 +6,18 @@ section 1). Frames are chosen when a packet is really built; packet fates go str
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aioquic.quic.events import QuicEvent
 
-from quic_pfec.quic.compat import ExtensionConnection, OutFrame
+from quic_pfec.quic.extension import FrameRun, OutFrame, Symbol
+from quic_pfec.quic.fast_receive import FastReceiveConnection
 from quic_pfec.transfer.ledger import LossEstimate
 from quic_pfec.transfer.receiver import Event, Receiver
 from quic_pfec.transfer.sender import FrameKind, Path, Sender
-from quic_pfec.wire import frames
+from quic_pfec.wire import frames, varint
 from quic_pfec.wire.errors import ErrorCode, PeerError
 from quic_pfec.wire.limits import Limits
 from quic_pfec.wire.parameter import PARAMETER_ID, PfecParameter, parse_parameter
@@ -30,6 +32,32 @@ _TYPES = {
     FrameKind.RESEND: frames.SOURCE,
     FrameKind.REPAIR: frames.REPAIR,
 }
+_TYPE_BYTES = {kind: varint.encode(frame_type) for kind, frame_type in _TYPES.items()}
+
+
+def _planned(
+    sender: Sender, now: float, max_packets: int, space: int, out: bytearray, stride: int, offset: int
+) -> FrameRun:
+    """The sender's next frames, written where `Extension.next_run` wants them."""
+    run = FrameRun([], [])
+    for outgoing in sender.plan(now, max_packets, space):
+        data = _TYPE_BYTES[outgoing.kind] + outgoing.frame.body()
+        start = len(run.lengths) * stride + offset
+        out[start : start + len(data)] = data
+        run.lengths.append(len(data))
+        run.tokens.append(None if outgoing.token is None else (sender, outgoing.token))
+    return run
+
+
+def _received(receiver: Receiver, packets: Sequence[Symbol], now: float) -> list[Event]:
+    """Hands symbols of the fast path to their receiver."""
+    batch: list[frames.SourceFrame | frames.RepairFrame] = []
+    for packet in packets:
+        if len(packet) == 2:
+            batch.append(frames.SourceFrame(receiver.transfer_id, packet[0], packet[1]))
+        else:
+            batch.append(frames.RepairFrame(frames.RepairHeader(*packet[:8]), packet[8]))
+    return receiver.receive_batch(batch, now)
 
 
 @dataclass
@@ -80,7 +108,7 @@ class EarlyBudget:
         return max(1, symbols // limits.initial_credit)
 
 
-class PfecConnection(ExtensionConnection):
+class PfecConnection(FastReceiveConnection):
     """See the module text. Options at construction: those of `setup`."""
 
     def setup(
@@ -213,6 +241,17 @@ class PfecConnection(ExtensionConnection):
             self._feedback_received(ack)
         return used
 
+    def symbol_limits(self) -> Limits:
+        return self.limits
+
+    def symbols_received(self, transfer_id: int, packets: Sequence[Symbol], now: float) -> None:
+        for index in range(len(packets)):
+            receiver = self.open_receiver(transfer_id, now)
+            if receiver is not None:  # each that is dropped is counted
+                for event in _received(receiver, packets[index:], now):
+                    self.emit(TransferEvent(transfer_id, event))
+                return
+
     def _receive(self, frame: frames.SourceFrame | frames.RepairFrame | frames.ManifestFrame, now: float) -> None:
         transfer_id = frame.header.transfer_id if isinstance(frame, frames.RepairFrame) else frame.transfer_id
         receiver = self.open_receiver(transfer_id, now)
@@ -250,6 +289,21 @@ class PfecConnection(ExtensionConnection):
             return False
         self._refresh_paths(now)
         return any(sender.ready(now) for sender in self.senders.values())
+
+    def fills_packets(self, space: int) -> bool:
+        smallest = min((sender.symbol_size for sender in self.senders.values()), default=0)
+        return 2 * (smallest + frames.SOURCE_OVERHEAD) > space
+
+    def next_run(
+        self, now: float, max_packets: int, space: int, out: bytearray, stride: int, offset: int
+    ) -> FrameRun | None:
+        for sender in self._by_deadline():
+            if not sender.ready(now):
+                continue
+            run = _planned(sender, now, max_packets, space, out, stride, offset)
+            if run.lengths:
+                return run
+        return None
 
     def next_frame(self, now: float, space: int) -> OutFrame | None:
         for sender in self._by_deadline():
