@@ -16,7 +16,7 @@ from quic_pfec.kv.prepared import PreparedKV, prepare_arrays
 from quic_pfec.kv.profile import Profile, builtin
 from quic_pfec.quic.configuration import configuration, provisioned_rate
 from quic_pfec.quic.endpoint import open_connection
-from quic_pfec.quic.incoming import Handler
+from quic_pfec.quic.handler import Handler
 from quic_pfec.quic.outgoing import HandoffRefused, Outgoing, Request, SendOptions
 from quic_pfec.quic.protocol import PfecProtocol
 from quic_pfec.report import KVReport, LimitedBy, Symbols

@@ -12,7 +12,7 @@ from quic_pfec.quic.admission import Admissions
 from quic_pfec.quic.configuration import configuration, provisioned_rate
 from quic_pfec.quic.connection import EarlyBudget
 from quic_pfec.quic.endpoint import Listener, listen
-from quic_pfec.quic.incoming import Admission, Freeze, Handler, Reply
+from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
 from quic_pfec.quic.protocol import PfecProtocol
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, LocalError, Refusal
@@ -34,6 +34,9 @@ class CallbackHandler:
 
     def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
         return self.admissions.admit(manifest)
+
+    def expect(self, admission: Admission, manifest: Manifest, request: messages.Generate | None) -> StandBy | None:
+        return None
 
     async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
         result = self._on_kv(freeze.finish())

@@ -106,11 +106,13 @@ def slow_expected(
     loss=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
     poison=st.booleans(),
     missing=st.sampled_from(["zero", "mask"]),
+    ahead=st.booleans(),
 )
 def test_parts_are_what_came_and_nothing_else(
-    layout: Layout, seed: int, payload: int, loss: float, poison: bool, missing: str
+    layout: Layout, seed: int, payload: int, loss: float, poison: bool, missing: str, ahead: bool
 ) -> None:
     rng = np.random.default_rng(seed)
+    whole_rows = ahead and missing == "mask"  # invalid rows dropped unit by unit instead of at the end
     arrays = finite_arrays(layout, seed)
     if poison:
         for keys, _ in arrays.layers:
@@ -134,7 +136,7 @@ def test_parts_are_what_came_and_nothing_else(
         # What lies outside the ranges must not matter, whatever the caller left there.
         if not whole and rng.random() < 0.5:
             received[~got] = 0xA5
-        assembler.write_partial(unit, received, present)
+        assembler.write_partial(unit, received, present, whole_rows=whole_rows)
         assert assembler.complete[unit] == (whole and got.all())
     fraction = assembler.to_units_map().reshape(-1)
     for unit, got in enumerate(came):

@@ -117,6 +117,33 @@ async def test_over_a_lossy_link_the_endpoint_decodes_from_what_came() -> None:
         assert conversation.tokens == len(CONTEXT) + len(PROMPT) + 3  # holes count as positions
 
 
+async def test_a_worker_stands_by_from_admission_and_is_free_again_however_it_ends() -> None:
+    async with endpoint(places=1) as server:
+        handler = server.handler
+        for _ in range(3):  # with one worker, one that waited for ever would stop the next hand-off
+            async with connecting(server, rate="1Mbps") as conn:
+                sending = asyncio.ensure_future(send_kv(conn, ready(), 20.0, then=Generate(PROMPT, max_new_tokens=2)))
+                await until(lambda: len(handler._waiting) == 1)
+                assert server.admissions.active == 1
+                sending.cancel()
+            await until(server.idle)
+            await until(lambda: not handler._waiting)
+        async with connecting(server) as conn:
+            report = await send_kv(conn, ready(), 20.0, then=Generate(PROMPT, max_new_tokens=NEW))
+            assert "".join([part async for part in report.text]) == model().decode(continuation())
+        await until(server.idle)
+
+
+async def test_an_endpoint_that_closes_leaves_no_worker_waiting() -> None:
+    async with endpoint() as server, connecting(server, rate="1Mbps") as conn:
+        handler = server.handler
+        sending = asyncio.ensure_future(send_kv(conn, ready(), 20.0))
+        await until(lambda: len(handler._waiting) == 1)
+        handler.close()
+        await until(lambda: not handler._waiting)
+        sending.cancel()
+
+
 async def test_an_increment_continues_like_the_whole_cache() -> None:
     async with endpoint() as server, connecting(server) as conn:
         first = await send_kv(conn, prepare(truncated(64), tokens=CONTEXT[:64], wire_dtype="fp32"), 20.0)

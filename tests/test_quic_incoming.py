@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quic_pfec.kv.prepared import PreparedKV
-from quic_pfec.quic.incoming import Freeze, Reply
+from quic_pfec.quic.handler import Freeze, Reply
 from quic_pfec.server import CallbackHandler
 from quic_pfec.wire import frames, messages
 from quic_pfec.wire.errors import AppCode, ErrorCode

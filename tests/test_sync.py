@@ -15,7 +15,7 @@ from quic_pfec import sync
 from quic_pfec.cli.cert import make_certificate
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.quic.admission import Admissions
-from quic_pfec.quic.incoming import Admission, Freeze, Reply
+from quic_pfec.quic.handler import Admission, Freeze, Reply
 from quic_pfec.quic.outgoing import HandoffRefused
 from quic_pfec.server import serve
 from quic_pfec.wire import messages
@@ -38,6 +38,9 @@ class Echo:
 
     def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
         return self.admissions.admit(manifest)
+
+    def expect(self, admission: Admission, manifest: Manifest, request: messages.Generate | None) -> None:
+        return None
 
     async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
         self.got.append(freeze.finish())

@@ -17,6 +17,8 @@ import typer
 
 from quic_pfec.cli.output import fail, need_extra
 
+SWITCH_INTERVAL_S = 0.0005
+
 
 def serve_command(
     certificate: Annotated[
@@ -92,6 +94,8 @@ def serve_command(
     # token would otherwise walk.
     gc.collect()
     gc.freeze()
+    # A worker that decodes shares the interpreter with the event loop: it must not wait 5 ms for its turn.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def run() -> None:
         listener = await serve(

@@ -133,6 +133,7 @@ def to_cache(
     first_token: int = 0,
     base: Any = None,
     room: Room | None = None,
+    frame: Frame | None = None,
 ) -> Any:
     """Build a cache of `config`'s model from received rows, for `model.generate()` and the model's forward pass.
 
@@ -141,27 +142,19 @@ def to_cache(
     they stay as they are. Layers without holes are plain layers, bit-identical to the sender's after the wire dtype.
 
     `first_token > 0` extends `base`, a cache that holds exactly the rows before it, with or without holes; `base`
-    itself is not changed. `room`, made from the same base by `make_room`, spares copying it now. Where no conversion is
-    needed the cache shares the memory of `arrays`: do not write to them again. Raises ValueError when the pieces do not
-    fit together.
+    itself is not changed. `room`, made from the same base by `make_room`, spares copying it now; `frame`, made from the
+    same arrays by `make_frame`, spares everything but the holes. Where no conversion is needed the cache shares the
+    memory of `arrays`: do not write to them again. Raises ValueError when the pieces do not fit together.
     """
     if missing not in ("mask", "zero"):
         raise ValueError(f"missing must be 'mask' or 'zero', got {missing!r}")
-    target = DTYPES[dtype] if isinstance(dtype, str) else dtype
-    fresh = DynamicCache(config=config).layers
-    if len(fresh) != len(arrays.layers):
-        raise ValueError(f"the model has {len(fresh)} layers, the received cache {len(arrays.layers)}")
-    if validity is not None and len(validity) != len(fresh):
-        raise ValueError(f"{len(validity)} validity maps for {len(fresh)} layers")
-    before = _base_rows(base, first_token, len(fresh))
+    frame = frame or make_frame(arrays, config, dtype=dtype, device=device)
+    count = len(frame.layers)
+    if validity is not None and len(validity) != count:
+        raise ValueError(f"{len(validity)} validity maps for {count} layers")
+    before = _base_rows(base, first_token, count)
     built: list[Any] = []
-    for index, (layer, (raw_keys, raw_values)) in enumerate(zip(fresh, arrays.layers, strict=True)):
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            raise ValueError(
-                f"layer {index} of the model is a {type(layer).__name__}, which cannot be rebuilt from rows"
-            )
-        keys = _from_bits(raw_keys, arrays.dtype).to(device=device, dtype=target)[None]
-        values = _from_bits(raw_values, arrays.dtype).to(device=device, dtype=target)[None]
+    for index, (layer, (keys, values)) in enumerate(zip(frame.layers, frame.rows, strict=True)):
         valid = _valid_tensor(index, validity, keys, missing)
         if before is not None:
             old, old_valid = before[index]
@@ -176,9 +169,43 @@ def to_cache(
         built.append(layer)
     if any(isinstance(layer, PartialLayer | PartialSlidingLayer) for layer in built):
         return PartialCache(built)
-    whole = DynamicCache(config=config)
-    whole.layers = built
-    return whole
+    frame.cache.layers = built
+    return frame.cache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """A cache without its rows' state: an empty cache of the model, its layers, and the tensors they will hold.
+
+    For one `to_cache`, which puts the layers to use.
+    """
+
+    cache: Any
+    layers: tuple[Any, ...]
+    rows: tuple[tuple[Tensor, Tensor], ...]
+
+
+def make_frame(arrays: KVArrays, config: Any, *, dtype: torch.dtype | str, device: torch.device | str = "cpu") -> Frame:
+    """What of `to_cache` does not depend on which rows came.
+
+    Where neither dtype nor device differ the tensors share the memory of `arrays`, so that a frame made while rows are
+    still being filled in shows them all; elsewhere it shows what was there when it was made. Raises ValueError when the
+    arrays are not this model's.
+    """
+    target = DTYPES[dtype] if isinstance(dtype, str) else dtype
+    cache = DynamicCache(config=config)
+    if len(cache.layers) != len(arrays.layers):
+        raise ValueError(f"the model has {len(cache.layers)} layers, the received cache {len(arrays.layers)}")
+    for index, layer in enumerate(cache.layers):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise ValueError(
+                f"layer {index} of the model is a {type(layer).__name__}, which cannot be rebuilt from rows"
+            )
+    rows = [
+        tuple(_from_bits(raw, arrays.dtype).to(device=device, dtype=target)[None] for raw in pair)
+        for pair in arrays.layers
+    ]
+    return Frame(cache, tuple(cache.layers), tuple((keys, values) for keys, values in rows))
 
 
 def as_sent(cache: Any, config: Any, wire_dtype: str = "bf16") -> Any:

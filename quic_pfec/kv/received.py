@@ -41,13 +41,20 @@ class ReceivedKV:
         return sum(keys.nbytes + values.nbytes for keys, values in self.kv.arrays.layers)
 
     def to_cache(
-        self, config: Any, *, dtype: Any = None, device: Any = "cpu", base: Any = None, room: Any = None
+        self,
+        config: Any,
+        *,
+        dtype: Any = None,
+        device: Any = "cpu",
+        base: Any = None,
+        room: Any = None,
+        frame: Any = None,
     ) -> Any:
         """A cache for a Hugging Face model of `config`, usable with `generate()`.
 
-        dtype: torch dtype or name, default the sender's own; base: the cache that an increment continues; room: see
-        `kv.hf.make_room`. Rows that did not come are masked or zero as the manifest's `missing` says; for masks,
-        `kv.attention.attach(model)` once.
+        dtype: torch dtype or name, default the sender's own; base: the cache that an increment continues; room, frame:
+        see `kv.hf.make_room` and `make_frame`. Rows that did not come are masked or zero as the manifest's `missing`
+        says; for masks, `kv.attention.attach(model)` once.
         Raises ImportError naming the extra, ValueError if the pieces do not fit the model.
         """
         from quic_pfec.kv import hf
@@ -63,4 +70,5 @@ class ReceivedKV:
             first_token=self.manifest.first_token,
             base=base,
             room=room,
+            frame=frame,
         )

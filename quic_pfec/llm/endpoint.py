@@ -11,17 +11,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from threading import Barrier
 from typing import Any
 
 import numpy as np
 
-from quic_pfec.kv.hf import DTYPE_NAMES, Room, extract, fork, length, make_room, to_cache
+from quic_pfec.kv.hf import DTYPE_NAMES, Frame, Room, extract, fork, length, make_frame, make_room, to_cache
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.llm.generate import TextStream, greedy, prefill, score
 from quic_pfec.llm.models import LoadedModel
 from quic_pfec.quic.admission import Admissions, HandleStore
-from quic_pfec.quic.incoming import Admission, Freeze, Reply
+from quic_pfec.quic.handler import Admission, Freeze, Reply, StandBy
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, Refusal
 from quic_pfec.wire.manifest import MODEL_UNSTATED, Manifest
@@ -61,6 +62,7 @@ class LLMHandler:
         # Of increments under way, by their own handles: the base may expire or grow while one is in flight.
         self._bases: dict[int, Conversation] = {}
         self._rooms: dict[int, Future[Room]] = {}
+        self._waiting: set[_StandBy] = set()
         self._workers = ThreadPoolExecutor(self.admissions.max_transfers, thread_name_prefix="quic_pfec-decode")
 
     def warm_up(self) -> None:
@@ -80,6 +82,8 @@ class LLMHandler:
 
     def close(self) -> None:
         """Ends the workers; what they were generating is given up."""
+        for waiting in list(self._waiting):
+            waiting.cancel()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     # admission
@@ -145,9 +149,24 @@ class LLMHandler:
 
     # use
 
+    def expect(self, admission: Admission, manifest: Manifest, request: messages.Generate | None) -> StandBy:
+        """A worker builds the empty cache and waits for the freeze: there is one for every hand-off let in."""
+        stand_by = _StandBy(self, admission, request, asyncio.get_running_loop())
+        self._waiting.add(stand_by)
+        stand_by.done = self._workers.submit(stand_by.run)
+        stand_by.done.add_done_callback(lambda _: self._waiting.discard(stand_by))
+        return stand_by
+
+    def frame_for(self, admission: Admission) -> Frame | None:
+        """The cache without its holes, where its tensors can share the memory that is being filled."""
+        model, assembler = self.model, admission.assembler
+        if assembler.dtype != DTYPE_NAMES.get(model.dtype) or model.device.type != "cpu":
+            return None
+        return make_frame(assembler.arrays, model.config, dtype=model.dtype)
+
     async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._workers, self._rebuild_and_decode, freeze, request, _ThreadReply(loop, reply))
+        await loop.run_in_executor(self._workers, self.rebuild_and_decode, freeze, request, _ThreadReply(loop, reply))
 
     async def resumed(self, request: messages.Generate, reply: Reply) -> None:
         loop = asyncio.get_running_loop()
@@ -160,26 +179,43 @@ class LLMHandler:
         finally:
             release()
 
-    def _rebuild_and_decode(self, freeze: Freeze, request: messages.Generate | None, reply: _ThreadReply) -> None:
+    def rebuild_and_decode(
+        self,
+        freeze: Freeze,
+        request: messages.Generate | None,
+        reply: _ThreadReply,
+        frame: Frame | None = None,
+        prompt: list[int] | None = None,
+    ) -> None:
+        """In a worker thread: from the freeze to the end of the reply. `frame`, `prompt`: made beforehand."""
         received, model = freeze.finish(), self.model
         conversation = self._bases.pop(received.handle, None)
         base = None if conversation is None else conversation.cache
         room = self._rooms.pop(received.handle, None)
         cache = received.to_cache(
-            model.config, dtype=model.dtype, device=model.device, base=base, room=room and room.result()
+            model.config, dtype=model.dtype, device=model.device, base=base, room=room and room.result(), frame=frame
         )
         conversation = Conversation(cache, length(cache))
         self.handles.put(received.handle, conversation, _nbytes(cache), time.monotonic())
         if self._on_received is not None:
             self._on_received(received)
         if request is not None:
-            self._decode(conversation, request, reply, received.frozen_s, received.handle)
+            self._decode(conversation, request, reply, received.frozen_s, received.handle, prompt)
+
+    def prompt_of(self, request: messages.Generate) -> list[int]:
+        return list(request.prompt_tokens) or self.model.encode(request.prompt)
 
     def _decode(
-        self, conversation: Conversation, request: messages.Generate, reply: _ThreadReply, frozen_s: float, handle: int
+        self,
+        conversation: Conversation,
+        request: messages.Generate,
+        reply: _ThreadReply,
+        frozen_s: float,
+        handle: int,
+        prompt: list[int] | None = None,
     ) -> None:
         model = self.model
-        prompt = list(request.prompt_tokens) or model.encode(request.prompt)
+        prompt = self.prompt_of(request) if prompt is None else prompt
         vocabulary = model.config.vocab_size
         if not prompt or any(token >= vocabulary for token in (*prompt, *request.score_tokens)):
             raise Refusal(AppCode.UNSUPPORTED, "a continuation needs a prompt, of the model's own tokens")
@@ -206,6 +242,42 @@ class LLMHandler:
                 reason = "length"
             self.handles.put(handle, Conversation(cache, length(cache)), _nbytes(cache), time.monotonic())
         reply.done(reason, count)
+
+
+class _StandBy:
+    """A worker thread that has made ready what it can and waits for one freeze. See `quic.handler.StandBy`."""
+
+    def __init__(
+        self,
+        handler: LLMHandler,
+        admission: Admission,
+        request: messages.Generate | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.done: Future[None]
+        self._handler = handler
+        self._admission = admission
+        self._request = request
+        self._loop = loop
+        self._freeze: SimpleQueue[tuple[Freeze, Reply] | None] = SimpleQueue()
+
+    def run(self) -> None:
+        handler, request = self._handler, self._request
+        frame = handler.frame_for(self._admission)
+        prompt = None if request is None else handler.prompt_of(request)
+        begun = self._freeze.get()
+        if begun is not None:
+            freeze, reply = begun
+            handler.rebuild_and_decode(freeze, request, _ThreadReply(self._loop, reply), frame, prompt)
+
+    def begin(self, freeze: Freeze, reply: Reply) -> None:
+        self._freeze.put((freeze, reply))
+
+    async def finished(self) -> None:
+        await asyncio.wrap_future(self.done)
+
+    def cancel(self) -> None:
+        self._freeze.put(None)
 
 
 class _ThreadReply:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.layout import Layout
-from quic_pfec.quic.incoming import Admission
+from quic_pfec.quic.handler import Admission
 from quic_pfec.wire.errors import AppCode, Refusal
 from quic_pfec.wire.limits import Limits
 from quic_pfec.wire.manifest import ITEM_SIZES, Manifest

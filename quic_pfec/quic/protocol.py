@@ -19,7 +19,8 @@ from aioquic.quic.events import (
 
 from quic_pfec.quic.connection import PfecConnection, TransferEvent
 from quic_pfec.quic.endpoint import ExtensionProtocol
-from quic_pfec.quic.incoming import Handler, Incoming
+from quic_pfec.quic.handler import Handler
+from quic_pfec.quic.incoming import Incoming
 from quic_pfec.quic.outgoing import Request
 from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire.errors import AppCode, PeerError, Refusal
