@@ -24,7 +24,8 @@ def test_defaults_are_the_same_on_the_command_line() -> None:
 
 def test_every_argument_reaches_its_option() -> None:
     words = """--rate 50Mbps --owd-ms 7 --queue-bytes 99000 --ge 0.1,0.2,0.3,0.4 --loss both --clock packet
-        --slot-us 112 --seed 9 --corrupt 0.1 --reorder 0.2 --reorder-ms 3 --mtu 1400 --no-fifo --emulator python --paced"""
+        --slot-us 112 --seed 9 --corrupt 0.1 --reorder 0.2 --reorder-ms 3 --mtu 1400 --no-fifo --emulator python
+        --paced"""
     assert parsed(*words.split()) == TunOptions(
         rate_bps=50e6,
         owd_s=0.007,
