@@ -56,7 +56,7 @@ class Keys:
 
 
 class Flow:
-    """A sender on the left and its receiver on the right. Raises Skipped or RuntimeError with what an end said."""
+    """A sender on the left and its receiver on the axis. Raises Skipped or RuntimeError with what an end said."""
 
     def __init__(self, link: TunLink, name: str, seconds: float, keys: Keys, cap: float, seed: int) -> None:
         self.name = name
@@ -312,38 +312,49 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Left: shares of a flow alone. Right: who has how much of a shared link."""
+    """A panel for the flows alone and one for those that share, whichever ran."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5))
-    cells = results["alone_medians"]
-    labels = [f"{cell['flow']}\n{'8.4 % lost' if cell['channel'] == 'paper' else 'no loss'}" for cell in cells]
-    places = range(len(cells))
-    left.barh([p + 0.2 for p in places], [c["offered_share"] for c in cells], 0.4, label="offered", color="#f0b357")
-    left.barh([p - 0.2 for p in places], [c["delivered_share"] for c in cells], 0.4, label="delivered", color="#1f4e79")
-    left.set_yticks(list(places), labels, fontsize=8)
-    left.set_xlabel("share of a link of 50 Mbit/s, 20 ms")
-    left.set_xlim(0, 1.05)
-    left.legend(fontsize=8)
-    cells = results["shared_medians"]
-    places = range(len(cells))
-    right.barh(list(places), [c["share"] for c in cells], 0.6, label="ours", color="#1f4e79")
-    right.barh(
-        list(places), [c["tcp_share"] for c in cells], 0.6, left=[c["share"] for c in cells], label="kernel TCP",
-        color="#bbbbbb",
-    )  # fmt: skip
-    right.axvline(0.2, color="#b03030", linestyle="--", linewidth=1)
-    right.axvline(0.8, color="#b03030", linestyle="--", linewidth=1)
-    right.set_yticks(list(places), [f"{c['flow']}\nbeside {c['beside']}" for c in cells], fontsize=8)
-    right.set_xlabel("share of a link of 20 Mbit/s, 20 ms, queue 1 BDP")
-    right.set_xlim(0, 1.05)
-    right.legend(fontsize=8)
+    parts = [part for part in ("alone_medians", "shared_medians") if results[part]]
+    if not parts:
+        return
+    figure, axes = plt.subplots(1, len(parts), figsize=(5.5 * len(parts), 4.5), squeeze=False)
+    for axis, part in zip(axes[0], parts, strict=True):
+        (draw_alone if part == "alone_medians" else draw_shared)(axis, results[part])
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+
+
+def draw_alone(axis: Any, cells: list[dict[str, Any]]) -> None:
+    """Bars of what was offered and delivered."""
+    labels = [f"{cell['flow']}\n{'8.4 % lost' if cell['channel'] == 'paper' else 'no loss'}" for cell in cells]
+    places = range(len(cells))
+    axis.barh([p + 0.2 for p in places], [c["offered_share"] for c in cells], 0.4, label="offered", color="#f0b357")
+    axis.barh([p - 0.2 for p in places], [c["delivered_share"] for c in cells], 0.4, label="delivered", color="#1f4e79")
+    axis.set_yticks(list(places), labels, fontsize=8)
+    axis.set_xlabel("share of a link of 50 Mbit/s, 20 ms")
+    axis.set_xlim(0, 1.05)
+    axis.legend(fontsize=8)
+
+
+def draw_shared(axis: Any, cells: list[dict[str, Any]]) -> None:
+    """Stacked bars; the dashed lines are the 20 % that each side must have."""
+    places = range(len(cells))
+    axis.barh(list(places), [c["share"] for c in cells], 0.6, label="ours", color="#1f4e79")
+    axis.barh(
+        list(places), [c["tcp_share"] for c in cells], 0.6, left=[c["share"] for c in cells], label="kernel TCP",
+        color="#bbbbbb",
+    )  # fmt: skip
+    axis.axvline(0.2, color="#b03030", linestyle="--", linewidth=1)
+    axis.axvline(0.8, color="#b03030", linestyle="--", linewidth=1)
+    axis.set_yticks(list(places), [f"{c['flow']}\nbeside {c['beside']}" for c in cells], fontsize=8)
+    axis.set_xlabel("share of a link of 20 Mbit/s, 20 ms, queue 1 BDP")
+    axis.set_xlim(0, 1.05)
+    axis.legend(fontsize=8)
 
 
 def main() -> int:
