@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -352,6 +353,23 @@ def test_damage_is_the_same_and_checksums_fit(ends: list[Ends], program: Program
         assert before != after
         assert before[:26] == after[:26]
         assert checksum_fits(after)
+
+
+def test_a_checksum_of_zero_is_written_as_ones(ends: list[Ends], program: Program) -> None:
+    """Zero would mean that the datagram has none (RFC 768)."""
+    options: dict[str, Any] = {"rate_bps": 1e9, "owd_s": 0.0, "corrupt": 1.0, "seed": 6}
+    mirror = TunOptions(**options).links()[0]
+    mirror.epoch(0.0)
+    outcome = mirror.send(0.0, len(udp(bytes(2))))
+    assert isinstance(outcome, Delivery)
+    assert outcome.flip is not None
+    candidates = (udp(number.to_bytes(2, "big")) for number in range(1 << 16))
+    packet = next(each for each in candidates if damage(each, *outcome.flip)[26:28] == b"\xff\xff")
+    link = opened(ends, program, **options)
+    link.emulator.epoch()
+    link.left.send(packet)
+    link.settled(1)
+    assert link.received() == [damage(packet, *outcome.flip)]
 
 
 def test_loss_from_the_first_packet(ends: list[Ends], program: Program) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
@@ -41,11 +42,11 @@ def compiled(cache: Path | None = None) -> Path | None:
     The compiler is $CC, or cc. Raises RuntimeError with its message if it fails, and PermissionError if the folder may
     be written by others: what lies there is run as root.
     """
-    compiler = shutil.which(os.environ.get("CC") or "cc")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
         return None
     here = Path(__file__).parent
-    digest = hashlib.sha256("\0".join((platform.machine(), compiler, *_FLAGS)).encode())
+    digest = hashlib.sha256("\0".join((platform.machine(), *compiler, *_FLAGS)).encode())
     for name in _SOURCES:
         digest.update((here / name).read_bytes())
     folder = _private_folder(cache)
@@ -54,10 +55,11 @@ def compiled(cache: Path | None = None) -> Path | None:
         return program
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         fresh = Path(scratch) / "emulator"
-        command = [compiler, *_FLAGS, "-o", str(fresh), str(here / _SOURCES[0]), "-lm"]
+        command = [*compiler, *_FLAGS, "-o", str(fresh), str(here / _SOURCES[0]), "-lm"]
         run = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         if run.returncode:
-            raise RuntimeError(f"{compiler} cannot compile the emulator: {(run.stderr.strip() or 'no message')[-500:]}")
+            complaint = run.stderr.strip() or "no message"
+            raise RuntimeError(f"{compiler[0]} cannot compile the emulator: {complaint[-500:]}")
         fresh.rename(program)  # in one step, because another process may be at the same
     return program
 
