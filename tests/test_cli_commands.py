@@ -138,6 +138,19 @@ def test_link_explains_itself_under_its_own_name() -> None:
         assert "--reorder-ms" in result.output
 
 
+def test_link_has_two_modes() -> None:
+    for arguments in (["relay", "--help"], ["--help", "relay"]):
+        assert "quic-pfec link --upstream 127.0.0.1:4433" in run("link", *arguments).output
+    assert "link tun --help" in run("link", "--help").output
+    result = run("link", "tun", "--help")
+    assert result.exit_code == 0
+    assert "usage: quic-pfec link tun" in result.output
+    assert "kernel TCP" in result.output
+    result = run("link", "tun", "--rate", "fast")
+    assert result.exit_code == 2
+    assert "quic-pfec link tun: error:" in result.stderr
+
+
 def test_link_refuses_what_it_does_not_know() -> None:
     result = run("link", "--upstream", "127.0.0.1:1", "--rat", "x", "--nonsense")
     assert result.exit_code == 2

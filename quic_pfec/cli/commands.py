@@ -138,14 +138,22 @@ def link_command(
     context: typer.Context,
     show_help: Annotated[bool, typer.Option("--help", "-h", help="Show all options, with examples.")] = False,
 ) -> None:
-    """Stand between a client and a server as a slow, lossy link (a UDP relay): rate, delay, bursts of losses.
+    """Stand between two programs as a slow, lossy link: rate, delay, bursts of losses.
 
-    See `quic-pfec link --help` for its options.
+    A UDP relay that needs no rights: `quic-pfec link --upstream HOST:PORT` (or `link relay ...`). For kernel TCP and
+    all else, a bottleneck between two network namespaces, as root: `quic-pfec link tun`. Each has its own --help.
     """
+    from quic_pfec.link import tun_command
     from quic_pfec.link.__main__ import main
     from quic_pfec.link.options import build_parser
 
-    arguments = ["--help"] if show_help else context.args
+    mode, arguments = "relay", context.args
+    if arguments[:1] in (["relay"], ["tun"]):
+        mode, arguments = arguments[0], arguments[1:]
+    if show_help:
+        arguments = ["--help"]
+    if mode == "tun":
+        raise typer.Exit(tun_command.main(arguments))
     parser = build_parser("quic-pfec link")
     parser.epilog = (parser.epilog or "").replace("python -m quic_pfec.link", parser.prog)
     parser.parse_args(arguments)  # help and mistakes end here, under our name
