@@ -94,11 +94,14 @@ cdef class Intake:
     cdef int64_t take_repair(self, const repair_header *h, const uint8_t *data, uint64_t end) noexcept:
         cdef decoder *d = &self.decoder.d
         cdef int outcome
-        if repair_header_check(h, d.limits.max_degree, d.limits.max_span, end) != NULL:
+        if (h.head_span > end or h.tail_offset > end or h.tail_span > end
+                or h.first_sid + h.head_span + h.tail_offset + h.tail_span > end):  # field() keeps the sum below 2^64
             return ODD
         if self.useless_left <= 0:
             self.dropped += 1
             return END
+        if repair_header_check(h, d.limits.max_degree, d.limits.max_span, end) != NULL:
+            return ODD
         outcome = decoder_repair(d, h, data)
         if outcome == C_REPAIR_INNOVATIVE:
             self.useful += 1

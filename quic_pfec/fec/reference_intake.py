@@ -101,14 +101,18 @@ class Intake:
         return INTAKE_END if self._sizes is None else self._file(sid, unit, at)
 
     def _repair(self, header: tuple[Any, ...], data: bytes, end: int) -> int:
+        *fields, head, tail_offset, tail_span = header
+        fields += [tail_offset, tail_span]
+        if not isinstance(head, bytes) or not all(isinstance(value, int) and 0 <= value <= 1 << 62 for value in fields):
+            return INTAKE_ODD
+        if header[2] + header[4] + header[6] + header[7] > end:
+            return INTAKE_ODD
+        if self.useless_left <= 0:
+            self._counts[4] += 1
+            return INTAKE_END
         try:
-            if header[2] + header[4] + header[6] + header[7] > end:
-                return INTAKE_ODD
-            if self.useless_left <= 0:
-                self._counts[4] += 1
-                return INTAKE_END
             outcome = self._decoder.repair(*header, data)
-        except (TypeError, ValueError):
+        except ValueError:
             return INTAKE_ODD
         match outcome:
             case RepairOutcome.INNOVATIVE:
