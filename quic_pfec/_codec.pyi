@@ -282,6 +282,10 @@ class Decoder:
         The present capacity is accepted and changes nothing.
         """
 
+    @property
+    def payload_macs(self) -> int:
+        """That counter alone."""
+
     def counters(self) -> dict[str, int]:
         """Work and events since the beginning.
 

@@ -313,6 +313,10 @@ class Decoder:
         return dict(self._counters)
 
     @property
+    def payload_macs(self) -> int:
+        return self._counters["payload_macs"]
+
+    @property
     def symbol_size(self) -> int:
         return self._arena.symbol_size
 

@@ -32,10 +32,11 @@ from quic_pfec.wire.limits import MIN_SYMBOL_SIZE, USELESS_REPAIRS, Limits
 
 __all__ = ["Event", "Frozen", "ManifestReceived", "Receiver", "ReceiverStats", "UnitReceived"]
 
-POLL_SLICE = 32  # symbols materialised per call: the event loop is never held for much more than a packet slot
-# Multiply-adds after which no further symbol of a slice is begun. One symbol takes at most 3 * max_unknown of them, so
-# a call does about 3,000: 30 us with GFNI, 120 us with AVX2. Where only the scalar kernel runs, max_unknown is lower.
-POLL_MACS = 1_500
+# What one call materialises at most: the event loop is held for about a packet slot, the rest comes with the next call
+# or the timer, due at once. No symbol is begun after so many multiply-adds; one takes 3 * max_unknown at most, a call
+# about 3,000: 30 us with GFNI, 120 us with AVX2. A completed unit costs its sink a digest and a copy, 4 to 15 us.
+POLL_SLICE, POLL_MACS, POLL_UNITS = 32, 1_500, 4
+POLL_STEP = 4  # symbols between two looks at the bounds
 FEEDBACK_MIN_S = 0.001  # wire-format section 10
 FEEDBACK_FINAL = 3  # copies of the last PFEC_ACK; it is not retransmitted
 
@@ -67,6 +68,7 @@ class Receiver:
         self._last_feedback_s = -1e9
         self._final_left = 0
         self._recovered: list[int] = []
+        self._shown = 0  # units shown to the sink
         self._final: tuple[int, int, int, tuple[tuple[int, int], ...]] | None = None
 
     # deadline
@@ -82,10 +84,9 @@ class Receiver:
     def receive_symbols(self, packets: Sequence[tuple[Any, ...]], now: float) -> list[Event]:
         """Takes a batch of symbols in the order of their arrival. Raises PeerError when the peer broke a rule.
 
-        A packet is a source, (sid, symbol), or a repair: (transfer_id, repair_number, first_sid, degree, head_span,
-        head, tail_offset, tail_span, symbol). Symbols are contiguous buffers, read during the call alone. Recovered
-        symbols come in slices of POLL_SLICE and POLL_MACS, what is left with the next call or the timer, all at the
-        freeze. What comes after the deadline is late even if the timer has not fired yet: freezing comes first then.
+        A packet is (sid, symbol), or a repair: (transfer_id, repair_number, first_sid, degree, head_span, head,
+        tail_offset, tail_span, symbol). Symbols are contiguous buffers, read during the call alone. What comes after
+        the deadline is late even if the timer has not fired yet: freezing comes first then.
         """
         events: list[Event] = []
         if self._open(now, events):
@@ -108,7 +109,7 @@ class Receiver:
                 self._take([_packet(frame) for frame in group], events)
                 continue
             for frame in group:
-                self._on_manifest(frame, now, events)  # type: ignore[arg-type]  # what is_manifest says
+                self._on_manifest(frame, now, events)  # type: ignore[arg-type]
         self._settle(now, events)
         return events
 
@@ -124,7 +125,7 @@ class Receiver:
         self._check_complete(now, events)
 
     def _take(self, packets: list[tuple[Any, ...]], events: list[Event]) -> None:
-        """All that is plain happens inside `Intake.take`, one crossing a unit; here is what calls for a judgement."""
+        """What is plain happens inside `Intake.take`, one crossing a unit; here is what calls for a judgement."""
         at = 0
         while at < len(packets):
             intake = self._intake
@@ -154,10 +155,9 @@ class Receiver:
 
     def _judge(self, packet: tuple[Any, ...], events: list[Event]) -> None:
         """One packet by every rule there is, in the order of the rules."""
-        symbol = packet[-1]
-        decoder, intake = self._decoder_for(len(symbol))
+        decoder, intake = self._decoder_for(len(packet[-1]))
         if len(packet) == 2:
-            self._on_source(decoder, intake, packet[0], symbol, events)
+            self._on_source(decoder, intake, packet[0], packet[1], events)
         else:
             self._on_repair(decoder, intake, packet)
 
@@ -185,9 +185,7 @@ class Receiver:
         if stop > self._credit:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, "symbol id beyond the credit")  # rows 7 and 11
 
-    def _on_source(
-        self, decoder: Decoder, intake: Intake, sid: int, symbol: memoryview | bytes, events: list[Event]
-    ) -> None:
+    def _on_source(self, decoder: Decoder, intake: Intake, sid: int, symbol: bytes, events: list[Event]) -> None:
         self._check_ids(sid + 1)
         replaced = bytes(decoder.symbol(sid)) if decoder.known(sid) and not decoder.received(sid) else None
         outcome = decoder.source(sid, symbol)
@@ -240,7 +238,7 @@ class Receiver:
             events.append(ManifestReceived(self._manifest.data))
 
     def receive_manifest(self, data: bytes, now: float) -> list[Event]:
-        """The same manifest by the transfer's stream. Both must be equal (wire-format section 8)."""
+        """The same manifest by the transfer's stream. Both must be equal (docs/wire.md section 8)."""
         if self._manifest.done:
             if data != self._manifest.data:
                 raise PeerError(AppCode.KV_MANIFEST, "manifest by frame and by stream differ", application=True)
@@ -323,6 +321,7 @@ class Receiver:
         units, sink, intake = self.units, self._sink, self._intake
         if units is None or sink is None or intake is None:
             return
+        self._shown += 1
         if sink.write_unit(unit, intake.collect(unit)):
             units.complete[unit] = True
             self._urgent = True
@@ -332,15 +331,20 @@ class Receiver:
             self.stats.corrupt_units += 1  # row 25: counts as missing
 
     def _materialise(self, events: list[Event]) -> None:
+        """A slice of the symbols that are determined; see POLL_SLICE, POLL_MACS and POLL_UNITS."""
         decoder = self._decoder
-        if decoder is None or decoder.pending == 0:
-            return
-        sids = decoder.poll(POLL_SLICE, max_macs=POLL_MACS)
-        self.stats.recovered += len(sids)
-        self._recovered += sids
-        self._progress = True
-        if self.units is not None:
-            self._place_all(sids, events)
+        shown, macs_left = self._shown + POLL_UNITS, POLL_MACS
+        for _ in range(POLL_SLICE // POLL_STEP):
+            if decoder is None or decoder.pending == 0 or self._shown >= shown or macs_left <= 0:
+                return
+            before = decoder.payload_macs
+            sids = decoder.poll(POLL_STEP, max_macs=macs_left)
+            macs_left -= decoder.payload_macs - before
+            self.stats.recovered += len(sids)
+            self._recovered += sids
+            self._progress = True
+            if self.units is not None:
+                self._place_all(sids, events)
 
     def _check_complete(self, now: float, events: list[Event]) -> None:
         decoder = self._decoder
@@ -481,10 +485,7 @@ class Receiver:
     def release(self) -> None:
         """Frees the arena: nothing of this transfer is kept but what the last feedback says."""
         self._final = self._final or self._knowledge()
-        self._decoder = None
-        self._intake = None
-        self.units = None
-        self._sink = None
+        self._decoder = self._intake = self.units = self._sink = None
 
 
 def _packet(frame: Any) -> tuple[Any, ...]:
