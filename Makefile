@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check fast fuzz wheel clean
+.PHONY: setup demo test test-isa check fast fuzz wheel clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml codec/_codec.pyx $(wildcard codec/*.pxi codec/*.c codec/*.h) .ci/setup
@@ -25,6 +25,10 @@ fast: setup
 
 test: check
 	$(BIN)/python -m pytest -q
+
+# The codec's tests once per level of this processor; `make test` holds them too.
+test-isa: setup
+	$(BIN)/python -m pytest -q --durations=0 tests/test_codec_isa.py
 
 fuzz: setup
 	PYTHON=$(BIN)/python bash .ci/fuzz

@@ -133,7 +133,7 @@ async def send_handoff(options: argparse.Namespace) -> None:
             report = await send_kv(conn, kv, options.seconds, scheduler=options.scheduler)
             say(
                 ended=time.monotonic(),
-                cache_bytes=kv.packed.nbytes,
+                cache_bytes=kv.nbytes,
                 symbols=report.symbols.total,
                 lost=report.symbols.lost,
                 recovered=report.symbols.recovered,

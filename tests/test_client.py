@@ -325,7 +325,7 @@ async def test_the_report_does_not_keep_the_cache_alive() -> None:
 
     async with serving() as server, connecting(server) as conn:
         kv = prepare(arrays(1, 16))
-        dead = weakref.ref(kv.packed)
+        dead = weakref.ref(kv.send_order)
         report = await send_kv(conn, kv, 20.0)
         del kv
         gc.collect()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quic_pfec.kv import assemble as assemble_module
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.layout import LayerShape, Layout
-from quic_pfec.kv.units import RAW_DTYPE, KVArrays, digest, non_finite, pack_units
+from quic_pfec.kv.units import RAW_DTYPE, KVArrays, digest, non_finite, write_unit
 from quic_pfec.wire.errors import LocalError
 
 INFINITY = {"bf16": 0x7F80, "fp16": 0x7C00, "fp32": 0x7F800000}
@@ -31,8 +31,10 @@ def finite_arrays(layout: Layout, seed: int) -> KVArrays:
 
 
 def packed_units(layout: Layout, arrays: KVArrays) -> list[np.ndarray]:
-    packed, offsets = pack_units(layout, arrays, np.arange(layout.unit_count, dtype=np.int32))
-    return [packed[offsets[unit] : offsets[unit + 1]] for unit in range(layout.unit_count)]
+    units = [np.empty(layout.unit_nbytes(unit), dtype=np.uint8) for unit in range(layout.unit_count)]
+    for unit, out in enumerate(units):
+        write_unit(layout, arrays, unit, out)
+    return units
 
 
 layouts = st.builds(

@@ -481,30 +481,46 @@ def test_next_timer() -> None:
 
 def test_a_burst_of_recovered_symbols_comes_in_slices() -> None:
     sink = Keep()
-    got = receiver(WORLD, sink=sink)
-    got.receive_batch([WORLD.repair(number, 0, 40) for number in range(39)], 0.1)
+    of = world([20, 20])
+    got = receiver(of, sink=sink)
+    got.receive_batch([of.repair(number, 0, 40) for number in range(39)], 0.1)
     assert got.stats.recovered == 0
     number = 39
     while got.stats.recovered == 0:  # one in 255 brings nothing
-        got.receive_batch([WORLD.repair(number, 0, 40)], 0.2)
+        got.receive_batch([of.repair(number, 0, 40)], 0.2)
         number += 1
-    assert got.stats.recovered == 32
+    assert got.stats.recovered == module.POLL_SLICE == 32
     assert got.status is AckStatus.RUNNING
     got.feedback(0.2)
     assert got.next_timer() == 0.2  # at once
     events = got.on_timer(0.2)
     assert frozen(events) == [Frozen(complete=True)]
     assert got.stats.recovered == 40
-    assert len(sink.data) == 10
+    assert len(sink.data) == 2
+
+
+def test_a_slice_ends_with_so_many_units() -> None:
+    """Each costs its sink a digest and a copy."""
+    of = world([1] * 30)
+    got = receiver(of)
+    events = got.receive_batch([of.repair(number, 0, 30) for number in range(33)], 0.1)
+    assert len(units(events)) == module.POLL_UNITS == got.stats.recovered
+    calls = 1
+    while not frozen(events):
+        assert got.event_timer() == 0.1  # at once
+        events = got.on_timer(0.1)
+        assert 0 < len(units(events)) < module.POLL_UNITS + module.POLL_STEP
+        calls += 1
+    assert calls == -(-30 // module.POLL_UNITS)
 
 
 def test_the_freeze_takes_what_is_determined() -> None:
     got = receiver(WORLD, deadline_s=0.5)
-    got.receive_batch([WORLD.repair(number, 0, 38) for number in range(40)], 0.1)
-    assert got.stats.recovered == 32
+    first = got.receive_batch([WORLD.repair(number, 0, 38) for number in range(40)], 0.1)
+    assert 0 < got.stats.recovered < 38
     events = got.on_timer(0.5)
     assert got.stats.recovered == 38
-    assert units(events) == [8]
+    assert units(first) + units(events) == list(range(9))
     assert events[-1] == Frozen(complete=False)
 
 

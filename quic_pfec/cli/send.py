@@ -229,7 +229,7 @@ def figures(report: KVReport, text: str, loaded: LoadedModel, kv: PreparedKV, pr
         "text": text,
         "finish_reason": report.finish_reason,
         "tokens": kv.layout.context_tokens,
-        "wire_bytes": kv.packed.nbytes,
+        "wire_bytes": kv.nbytes,
         "model": loaded.name,
         "fingerprint": loaded.fingerprint,
         "profile": kv.profile,
