@@ -386,8 +386,12 @@ async def test_fifty_clients_killed_in_mid_transfer_leave_nothing(monkeypatch: p
         assert after[:2] == before[:2]
         # Each death left a destination of 2 MB and an arena in use: fifty of them would be more than 100 MB.
         assert after[2] - before[2] < 32 << 20
-        left = [each for each in gc.get_objects() if type(each) in (Assembler, Receiver, Incoming)]
-        assert not left
+        await until(nothing_left)  # the last hand-off is remembered for two round trips, long ones on a busy machine
+
+
+def nothing_left() -> bool:
+    gc.collect()
+    return not any(type(each) in (Assembler, Receiver, Incoming) for each in gc.get_objects())
 
 
 async def test_a_server_that_loses_its_client_frees_the_transfer_at_its_deadline() -> None:
