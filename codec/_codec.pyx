@@ -7,11 +7,11 @@ refuses a second thread. All arithmetic is in the C files beside it. Contracts o
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport UINT64_MAX, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memmove
 
 import os
 
@@ -187,6 +187,20 @@ cdef int acquire(Py_buffer *view, data, size_t symbol_size) except -1:
         PyBuffer_Release(view)
         raise ValueError(f"a symbol has {symbol_size} bytes, not {length}")
     return 0
+
+
+cdef uint8_t *acquire_target(Py_buffer *view, out, offset, size_t symbol_size) except NULL:
+    """Take the writable buffer `out`, with room for a symbol at `offset`; the caller releases it."""
+    cdef uint64_t at = integer(offset, "offset", 0, <uint64_t>1 << 62)
+    try:
+        PyObject_GetBuffer(out, view, PyBUF_WRITABLE)
+    except BufferError as error:
+        raise ValueError(f"cannot be written to: {error}") from None
+    if at > <uint64_t>view.len or <uint64_t>view.len - at < symbol_size:
+        length = view.len
+        PyBuffer_Release(view)
+        raise ValueError(f"{length} bytes have no room for a symbol of {symbol_size} at {at}")
+    return <uint8_t *>view.buf + at
 
 
 @cython.final

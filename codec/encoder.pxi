@@ -82,6 +82,18 @@ cdef class Encoder:
             raise KeyError(sid)
         return slot_view(self, &self.exports, arena_slot(&self.symbols, index), self.symbol_size, False)
 
+    def symbol_into(self, sid, out, offset):
+        cdef uint64_t index = field(sid, "sid")
+        cdef Py_buffer view
+        cdef uint8_t *target = acquire_target(&view, out, offset, self.symbol_size)
+        try:
+            self.enter()
+            if index >= self.count:
+                raise KeyError(sid)
+            memmove(target, arena_slot(&self.symbols, index), self.symbol_size)
+        finally:
+            PyBuffer_Release(&view)
+
     def repair(self, transfer_id, repair_number, first_sid, degree, head_span, bytes head, tail_offset, tail_span):
         cdef repair_header h
         fill_header(&h, transfer_id, repair_number, first_sid, degree, head_span, head, tail_offset, tail_span)
@@ -89,6 +101,21 @@ cdef class Encoder:
         check_header(&h, h.degree, PFEC_MAX_SPAN, self.count)
         self.encode(&h, self.output.base)
         return PyBytes_FromStringAndSize(<char *>self.output.base, <Py_ssize_t>self.symbol_size)
+
+    def repair_into(self, transfer_id, repair_number, first_sid, degree, head_span, bytes head, tail_offset, tail_span, out,
+                    offset):
+        cdef repair_header h
+        cdef Py_buffer view
+        cdef uint8_t *target
+        fill_header(&h, transfer_id, repair_number, first_sid, degree, head_span, head, tail_offset, tail_span)
+        target = acquire_target(&view, out, offset, self.symbol_size)
+        try:
+            self.enter()
+            check_header(&h, h.degree, PFEC_MAX_SPAN, self.count)
+            self.encode(&h, self.output.base)  # padded: not into `out`, which may end with the symbol
+            memcpy(target, self.output.base, self.symbol_size)
+        finally:
+            PyBuffer_Release(&view)
 
     def repairs(self, count, transfer_id, repair_number, first_sid, degree, head_span, bytes head, tail_offset, tail_span):
         cdef repair_header h

@@ -84,6 +84,12 @@ class Encoder:
     def symbol(self, sid: int) -> memoryview:
         """Read-only view, valid as long as it is held. KeyError if sid >= count."""
 
+    def symbol_into(self, sid: int, out: bytearray | memoryview | npt.NDArray[Any], offset: int) -> None:
+        """Write a symbol, `symbol_size` bytes, into the contiguous buffer `out` from byte `offset` on.
+
+        KeyError if sid >= count. ValueError: `out` read-only, or too short.
+        """
+
     def repair(
         self,
         transfer_id: int,
@@ -96,6 +102,21 @@ class Encoder:
         tail_span: int,
     ) -> bytes:
         """The repair symbol of a header, `symbol_size` bytes. ValueError as `expand`, or if it names SIDs >= count."""
+
+    def repair_into(
+        self,
+        transfer_id: int,
+        repair_number: int,
+        first_sid: int,
+        degree: int,
+        head_span: int,
+        head: bytes,
+        tail_offset: int,
+        tail_span: int,
+        out: bytearray | memoryview | npt.NDArray[Any],
+        offset: int,
+    ) -> None:
+        """Write the repair symbol of a header into `out` at byte `offset`. ValueError as `repair` and `symbol_into`."""
 
     def repairs(
         self,
