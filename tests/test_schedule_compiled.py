@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quic_pfec.schedule import compiled as module
 from quic_pfec.schedule._policy import Policy
+from quic_pfec.schedule.flec import FlecRt
 from quic_pfec.schedule.policies import POLICY_NAMES, Deficit, Epoch, Fixed, Hybrid, compiled, make_policy, make_twin
 from quic_pfec.schedule.state import SOURCE, Action, State
 from quic_pfec.wire.errors import LocalError
@@ -41,6 +42,9 @@ states = st.builds(
 )
 rules = st.one_of(
     st.sampled_from(POLICY_NAMES).map(make_twin),
+    st.builds(
+        FlecRt, variant=st.sampled_from(["flec-rt", "flec-rt-window", "flec-rt-spread"]), headroom=st.floats(0, 3)
+    ),
     st.builds(Fixed, rate=st.floats(0, 2)),
     st.builds(Epoch, alpha=st.floats(0, 2)),
     st.builds(

@@ -34,9 +34,24 @@ NOTHING = after_the_last(can_repair=False, in_flight=0, unresolved=0, window=0)
 
 
 def test_names() -> None:
-    assert POLICY_NAMES == ("none", "fixed", "arq", "deficit", "paper-deficit", "epoch", "hybrid")
+    assert POLICY_NAMES == (
+        "none",
+        "fixed",
+        "arq",
+        "deficit",
+        "paper-deficit",
+        "epoch",
+        "flec-rt",
+        "flec-rt-window",
+        "flec-rt-spread",
+        "hybrid",
+    )
     windows = {name: make_policy(name).window for name in POLICY_NAMES}
-    assert [name for name, window in windows.items() if window == "full"] == ["paper-deficit"]
+    assert [name for name, window in windows.items() if window == "full"] == [
+        "paper-deficit",
+        "flec-rt-window",
+        "flec-rt-spread",
+    ]
     assert make_policy("hybrid") is not make_policy("hybrid")
     with pytest.raises(ValueError, match=r"unknown scheduler 'ddpg': choose one of none, fixed"):
         make_policy("ddpg")
@@ -223,5 +238,5 @@ def test_a_decision_is_allowed_and_depends_on_the_state_alone(name: str, state: 
     assert allowed[action.kind]
     if name in {"none", "arq"}:
         assert action != REPAIR
-    if name not in {"arq", "hybrid"}:
+    if name not in {"arq", "flec-rt", "hybrid"}:
         assert action != RESEND

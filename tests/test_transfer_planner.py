@@ -151,6 +151,7 @@ def test_both_plan_the_same_bytes(
         for out in senders[1:]:
             assert out.stats == first.stats
             assert out.state(now) == first.state(now)
+            assert out.flec == first.flec
             assert (out.next_timer(), out.finished(now)) == (first.next_timer(), first.finished(now))
             assert (out.pending_packets(), out.slots_total) == (first.pending_packets(), first.slots_total)
     assert rows[0] == rows[1] == rows[2] == rows[3]

@@ -11,8 +11,9 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
+from quic_pfec.schedule.flec import Listener
 from quic_pfec.schedule.state import IDLE, REPAIR, RESEND, SOURCE, Action, ActionKind, State
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.limits import MAX_SYMBOL_SIZE, MAX_WINDOW, MIN_SYMBOL_SIZE
@@ -24,7 +25,10 @@ cdef extern from "core.h":
     ctypedef struct coding_set:
         uint32_t first_sid, head_span, tail_offset, tail_span
     ctypedef struct ledger:
-        uint32_t symbols, next, prefix, in_flight, repairs_in_flight, known_lost, known
+        uint32_t symbols, next, prefix, in_flight, repairs_in_flight, known_lost, known, seen_count
+        uint8_t *state
+        int32_t *tokens
+        loss_estimate *loss
         size_t token_count, heap_count
     int ledger_init(ledger *book, uint32_t symbols, const double *priority, loss_estimate *loss) nogil
     void ledger_free(ledger *book) nogil
@@ -37,7 +41,11 @@ cdef extern from "core.h":
     void ledger_sack_set(ledger *book, uint32_t max_window, uint32_t max_head_span, coding_set *s, uint8_t *head) nogil
     void ledger_full_set(const ledger *book, uint32_t max_window, coding_set *s) nogil
 
+    double loss_long(const loss_estimate *loss) nogil
+    int SYMBOL_LOST, TOKEN_SETTLED
+
     int RULE_EXTERNAL, RULE_NONE, RULE_FIXED, RULE_ARQ, RULE_DEFICIT, RULE_EPOCH, RULE_HYBRID
+    int RULE_FLEC_RT, RULE_FLEC_RT_WINDOW, RULE_FLEC_RT_SPREAD
     int ACTION_IDLE, ACTION_SOURCE, ACTION_REPAIR, ACTION_RESEND
     ctypedef struct action:
         int32_t kind, count
@@ -51,8 +59,16 @@ cdef extern from "core.h":
     ctypedef struct policy:
         int rule
         bint full_window
-        double rate, alpha, horizon_rtt, open_share, spread
+        double rate, alpha, horizon_rtt, open_share, spread, headroom
     action policy_decide(const policy *p, const sender_state *s) nogil
+    bint policy_is_flec(const policy *p) nogil
+    ctypedef struct flec:
+        pass
+    ctypedef struct flec_view:
+        uint32_t md, ad
+        double eps, p, r_ge
+    flec_view flec_look(const flec *f, uint32_t known_lost, uint32_t seen, uint32_t prefix, double loss_prior) nogil
+    action flec_decide(flec *f, const policy *p, const sender_state *s, uint32_t seen) nogil
 
     int FRAME_MANIFEST, FRAME_SOURCE, FRAME_REPAIR, FRAME_RESEND
     ctypedef struct planned:
@@ -78,9 +94,12 @@ cdef extern from "core.h":
         double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s
         int64_t credit, feedback_deficit
         bint running
+        flec flec
         core_counters counters
         sender_state state
     void core_start(core *c, double now)
+    int core_set_rule(core *c, const policy *rule)
+    void core_free(core *c)
     void core_changed(core *c)
     double core_cutoff(const core *c)
     int64_t core_slots_left(const core *c, double now)
@@ -118,6 +137,9 @@ cdef dict RULES = {
     "arq": RULE_ARQ,
     "deficit": RULE_DEFICIT,
     "epoch": RULE_EPOCH,
+    "flec-rt": RULE_FLEC_RT,
+    "flec-rt-window": RULE_FLEC_RT_WINDOW,
+    "flec-rt-spread": RULE_FLEC_RT_SPREAD,
     "hybrid": RULE_HYBRID,
 }
 cdef dict REPAIR_ACTIONS = {1: REPAIR, 4: Action(ActionKind.REPAIR, 4), 16: Action(ActionKind.REPAIR, 16)}
@@ -209,6 +231,8 @@ cdef class Policy:
                 self.rule.open_share = value
             elif parameter == "spread":
                 self.rule.spread = value
+            elif parameter == "headroom":
+                self.rule.headroom = value
             else:
                 raise LocalError(f"no rule has a parameter {parameter!r}")
 
@@ -219,9 +243,17 @@ cdef class Policy:
     def window(self):
         return "full" if self.rule.full_window else "sack"
 
+    @property
+    def oldest_first(self):
+        return self.rule.rule == RULE_FLEC_RT
+
     def decide(self, state):
         cdef sender_state s
+        cdef flec without_past
         read_state(state, &s)
+        if policy_is_flec(&self.rule):
+            memset(&without_past, 0, sizeof(without_past))
+            return action_object(flec_decide(&without_past, &self.rule, &s, 0))
         return action_object(policy_decide(&self.rule, &s))
 
 

@@ -22,6 +22,19 @@ void core_start(core *c, double now)
     c->state.slots_total = slots > 1 ? slots : 1;
 }
 
+int core_set_rule(core *c, const policy *rule)
+{
+    c->rule = *rule;
+    c->has_burst = c->has_chosen = false;
+    flec_free(&c->flec);
+    return policy_is_flec(rule) ? flec_init(&c->flec, c->book) : 0;
+}
+
+void core_free(core *c)
+{
+    flec_free(&c->flec);
+}
+
 int64_t core_slots_left(const core *c, double now)
 {
     double slots = (core_cutoff(c) - now - c->reserved_s) / c->slot_s;
@@ -100,7 +113,9 @@ static int choose(core *c, double now)
     action chosen = c->burst;
     if (!c->has_burst || !allowed(chosen, s)) {
         c->has_burst = false;
-        if (c->rule.rule != RULE_EXTERNAL) {
+        if (policy_is_flec(&c->rule)) {
+            chosen = flec_decide(&c->flec, &c->rule, s, c->book->seen_count);
+        } else if (c->rule.rule != RULE_EXTERNAL) {
             chosen = policy_decide(&c->rule, s);
         } else {
             chosen = (action){ACTION_IDLE, 1};
@@ -218,6 +233,11 @@ static int64_t plan_symbol(core *c, double now, int64_t bytes_free, planned *out
             c->counters.source++;
         }
     }
+    if (policy_is_flec(&c->rule)) {
+        const coding_set *set = out->kind == FRAME_REPAIR ? &out->set : NULL;
+        if (flec_sent(&c->flec, &c->state, out->token, set, c->book->seen_count, now) != 0)
+            return -2;
+    }
     c->has_burst = chosen.count > 1;
     c->burst = (action){chosen.kind, chosen.count - 1};
     c->since_manifest++;
@@ -249,7 +269,11 @@ int core_fate(core *c, size_t token, bool delivered, bool probe)
 {
     c->has_chosen = false;
     c->counters.losses += !delivered && !probe;
-    return ledger_fate(c->book, token, delivered, probe);
+    int32_t meaning = c->book->tokens[token];
+    int failed = ledger_fate(c->book, token, delivered, probe);
+    if (failed == 0 && meaning != TOKEN_SETTLED && policy_is_flec(&c->rule))
+        flec_fate(&c->flec, c->book, (int64_t)token, meaning, delivered, probe);
+    return failed;
 }
 
 void core_feedback(core *c, int64_t deficit, int64_t credit, bool running)

@@ -36,6 +36,8 @@ typedef struct {
     uint32_t fated;                               /* 1 + highest sid whose first fate is known */
     uint32_t stretch_start, stretch_stop, stretch_turns;
     uint8_t *state;                               /* symbols + 1: a sentinel that is never known */
+    uint8_t *seen;                                /* flec.c: lost, but a repair over it arrived; NULL without a rule of it */
+    uint32_t seen_count;
     const double *priority;                       /* the caller's, one a symbol; lower is resent first */
     loss_estimate *loss;                          /* the caller's: shared by the transfers of a connection */
     int32_t *tokens;                              /* token -> sid, TOKEN_REPAIR or TOKEN_SETTLED */
@@ -73,7 +75,8 @@ double loss_long(const loss_estimate *loss);
 /* ---- policies.c: the rules (schedule/policies.py) ---- */
 
 enum { ACTION_IDLE, ACTION_SOURCE, ACTION_REPAIR, ACTION_RESEND };
-enum { RULE_EXTERNAL, RULE_NONE, RULE_FIXED, RULE_ARQ, RULE_DEFICIT, RULE_EPOCH, RULE_HYBRID };
+enum { RULE_EXTERNAL, RULE_NONE, RULE_FIXED, RULE_ARQ, RULE_DEFICIT, RULE_EPOCH, RULE_HYBRID,
+       RULE_FLEC_RT, RULE_FLEC_RT_WINDOW, RULE_FLEC_RT_SPREAD };
 
 typedef struct {
     int32_t kind, count;
@@ -96,9 +99,68 @@ typedef struct {
     double rate;                                    /* fixed */
     double alpha;                                   /* epoch, hybrid */
     double horizon_rtt, open_share, spread;         /* hybrid */
+    double headroom;                                /* flec */
 } policy;
 
-action policy_decide(const policy *p, const sender_state *s);
+action policy_decide(const policy *p, const sender_state *s); /* not the rules of flec.c */
+
+static inline bool policy_is_flec(const policy *p)
+{
+    return p->rule >= RULE_FLEC_RT && p->rule <= RULE_FLEC_RT_SPREAD;
+}
+
+/* ---- flec.c: FlEC real time, which remembers more than the ledger (schedule/flec.py) ---- */
+
+enum { GILBERT_EVENTS = 5000, GILBERT_ENOUGH = 500 };
+
+typedef struct {
+    double at_s;
+    bool lost;
+} gilbert_event;
+
+/* The channel over the last fates: counts of losses and of transitions in a ring of GILBERT_EVENTS. */
+typedef struct {
+    gilbert_event *events;
+    uint32_t first, count, lost, from_ack, ack_to_loss, from_loss, loss_to_ack;
+    double refreshed_s;
+    bool enough;
+    double eps, p, r; /* as of the last refresh, if enough */
+} gilbert;
+
+typedef struct {
+    int64_t token;
+    uint32_t first, stop;
+} repair_range;
+
+typedef struct {
+    repair_range *flying; /* repairs in flight, in the order of sending */
+    size_t flying_count, flying_room;
+    gilbert channel;
+    double clock_s;       /* of the last packet */
+    int reason;           /* why the last decision was for a repair: REASON_* */
+    uint32_t tail_end, tail_protected, tail_sent;
+    double tail_most;     /* repairs of the present round, less one */
+    uint32_t spread_end;
+    double spread_left;
+} flec;
+
+enum { REASON_NONE, REASON_FEEDBACK, REASON_TAIL, REASON_SPREAD };
+
+typedef struct {
+    uint32_t md, ad; /* degrees missing; added: repairs in flight over the window */
+    double eps, p, r_ge;
+} flec_view;
+
+/* 0, or -1 without memory. Zeroed memory is a flec that has seen nothing, good for flec_decide() alone. */
+int flec_init(flec *f, ledger *book);
+void flec_free(flec *f);
+flec_view flec_look(const flec *f, uint32_t known_lost, uint32_t seen, uint32_t prefix, double loss_prior);
+/* The prefix is sources_sent - window of the state. */
+action flec_decide(flec *f, const policy *p, const sender_state *s, uint32_t seen);
+/* A symbol left; `set` of a repair, else NULL. 0, or -1 without memory: nothing is remembered. */
+int flec_sent(flec *f, const sender_state *s, int64_t token, const coding_set *set, uint32_t seen, double now);
+/* After ledger_fate() of a token that was not settled before and meant `meaning`. */
+void flec_fate(flec *f, ledger *book, int64_t token, int32_t meaning, bool delivered, bool probe);
 
 /* ---- core.c: masks, budget, bursts, the manifest's copies (transfer/planner.py) ---- */
 
@@ -137,6 +199,7 @@ struct core {
     bool running; /* the receiver is */
     /* Its own. */
     bool heard, has_burst, has_chosen;
+    flec flec;
     action burst, chosen;
     double chosen_s;
     uint32_t since_manifest, manifest_at; /* manifest_at: the fragment that is due, MANIFEST_IDLE = none */
@@ -146,7 +209,11 @@ struct core {
     sender_state state;
 };
 
+/* `c->flec` must be zeroed before the first call. */
 void core_start(core *c, double now);
+/* Takes the rule; one of flec.c begins without a past. 0, or -1 without memory. */
+int core_set_rule(core *c, const policy *rule);
+void core_free(core *c); /* not the ledger */
 /* The policy, the path or the masks changed: what was chosen for this instant is void. */
 static inline void core_changed(core *c)
 {

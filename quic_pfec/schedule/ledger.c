@@ -45,6 +45,7 @@ int ledger_init(ledger *book, uint32_t symbols, const double *priority, loss_est
 void ledger_free(ledger *book)
 {
     free(book->state);
+    free(book->seen);
     free(book->tokens);
     free(book->heap);
     memset(book, 0, sizeof *book);
@@ -120,6 +121,14 @@ static void prune_lost(ledger *book)
         sift_down(book->heap, kept, i);
 }
 
+static void forget_seen(ledger *book, uint32_t start, uint32_t stop)
+{
+    for (uint32_t sid = start; book->seen_count > 0 && sid < stop; sid++) {
+        book->seen_count -= book->seen[sid];
+        book->seen[sid] = 0;
+    }
+}
+
 /* ---- sending ---- */
 
 static int64_t add_token(ledger *book, int32_t meaning)
@@ -156,6 +165,7 @@ int64_t ledger_send_lost(ledger *book, uint32_t *sid)
         *sid = pop_lost(book).sid;
     while (book->state[*sid] != SYMBOL_LOST);
     book->known_lost--;
+    forget_seen(book, *sid, *sid + 1);
     return sent(book, *sid);
 }
 
@@ -189,6 +199,7 @@ static void mark_known(ledger *book, uint32_t sid)
         book->known_lost--;
     book->state[sid] = SYMBOL_KNOWN;
     book->known++;
+    forget_seen(book, sid, sid + 1);
     if (sid == book->prefix)
         advance(book);
 }
@@ -242,6 +253,7 @@ void ledger_learn_known(ledger *book, uint32_t start, uint32_t stop)
     book->known_lost -= fresh - flying;
     book->known += fresh;
     memset(book->state + start, SYMBOL_KNOWN, stop - start);
+    forget_seen(book, start, stop);
     book->fated = most(book->fated, stop);
     if (book->heap_count > 64 + 4 * (size_t)book->known_lost)
         prune_lost(book);

@@ -7,6 +7,7 @@ cdef object set_tuple(const coding_set *s, const uint8_t *head):
 
 
 @cython.final
+@cython.no_gc_clear  # C code holds pointers into what it refers to
 cdef class Ledger:
     cdef ledger book
     cdef readonly object loss
@@ -97,9 +98,17 @@ cdef class Ledger:
             raise IndexError(f"no packet has the token {token}")
         return <size_t>number
 
+    def is_lost(self, int64_t sid):
+        if sid < 0 or sid >= self.book.symbols:
+            raise IndexError(f"no symbol has the id {sid}")
+        return self.book.state[sid] == SYMBOL_LOST
+
     def fate(self, token, bint delivered, *, bint probe=False):
-        if ledger_fate(&self.book, self.check_token(token), delivered, probe) != 0:
+        cdef size_t number = self.check_token(token)
+        cdef bint fresh = self.book.tokens[number] != TOKEN_SETTLED
+        if ledger_fate(&self.book, number, delivered, probe) != 0:
             raise MemoryError
+        return fresh
 
     def learn_known(self, int64_t start, int64_t stop):
         if start < 0 or stop > self.book.next:

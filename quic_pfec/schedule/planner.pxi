@@ -14,10 +14,12 @@ cdef int ask(void *user, const sender_state *s, action *out) except -1:
 
 
 @cython.final
+@cython.no_gc_clear  # C code holds pointers into what it refers to
 cdef class Planner:
     cdef core c
     cdef readonly Ledger ledger
     cdef object asked  # the policy
+    cdef object listener  # the policy again, if it wants to be told of packets and fates
     cdef object view   # the State a policy in Python sees
     cdef const int32_t[::1] unit_packets
     cdef const int32_t[::1] unit_position
@@ -54,9 +56,12 @@ cdef class Planner:
         self.c.deadline_s = deadline_s
         self.c.credit = credit
         self.c.running = True
-        self.policy = policy
         self.set_path(rtt_s, min_rtt_s, slot_s, reserved_s)
         core_start(&self.c, now)
+        self.policy = policy
+
+    def __dealloc__(self):
+        core_free(&self.c)
 
     def __reduce__(self):
         raise TypeError("a Planner cannot be pickled")
@@ -66,15 +71,20 @@ cdef class Planner:
         return self.asked
 
     @policy.setter
-    def policy(self, policy):
-        if isinstance(policy, Policy):
-            self.c.rule = (<Policy>policy).rule
+    def policy(self, asked):
+        cdef policy rule
+        memset(&rule, 0, sizeof(rule))
+        if isinstance(asked, Policy):
+            rule = (<Policy>asked).rule
         else:
-            full = is_full(policy.window)
-            self.c.rule.rule = RULE_EXTERNAL
-            self.c.rule.full_window = full
-        self.asked = policy
-        core_changed(&self.c)
+            rule.rule = RULE_EXTERNAL
+            rule.full_window = is_full(asked.window)
+        if core_set_rule(&self.c, &rule) != 0:
+            raise MemoryError
+        self.asked = asked
+        self.listener = asked if isinstance(asked, Listener) else None
+        if self.listener is not None:
+            self.listener.start(self.ledger)
 
     def set_path(self, double rtt_s, double min_rtt_s, double slot_s, double reserved_s):
         if not slot_s > 0:
@@ -103,6 +113,16 @@ cdef class Planner:
         return (n.source, n.repair, n.resent, n.manifests, n.frame_bytes, n.losses, n.slots_credit,
                 n.first_packet_s if n.any else None, n.last_packet_s if n.any else None)
 
+    @property
+    def flec(self):
+        cdef flec_view v
+        cdef ledger *book = &self.ledger.book
+        cdef double prior = loss_long(book.loss)
+        if not policy_is_flec(&self.c.rule):
+            return None
+        v = flec_look(&self.c.flec, book.known_lost, book.seen_count, book.prefix, prior)
+        return v.md, v.ad, v.eps, v.p, v.r_ge
+
     def finished(self, double now):
         return core_finished(&self.c, now)
 
@@ -118,26 +138,57 @@ cdef class Planner:
         write_state(self.view, &self.c.state)
         return self.view
 
-    def fate(self, token, bint delivered, bint probe):
-        if core_fate(&self.c, self.ledger.check_token(token), delivered, probe) != 0:
+    cdef int settle(self, token, bint delivered, bint probe) except -1:
+        cdef size_t number = self.ledger.check_token(token)
+        cdef bint fresh = self.ledger.book.tokens[number] != TOKEN_SETTLED
+        if core_fate(&self.c, number, delivered, probe) != 0:
             raise MemoryError
+        if fresh and self.listener is not None:
+            self.listener.on_fate(token, delivered, probe)
+        return 0
+
+    def fate(self, token, bint delivered, bint probe):
+        self.settle(token, delivered, probe)
 
     def fates(self, tokens, bint delivered):
         for token in tokens:
-            if core_fate(&self.c, self.ledger.check_token(token), delivered, False) != 0:
-                raise MemoryError
+            self.settle(token, delivered, False)
 
     def feedback(self, int64_t deficit, int64_t credit, bint running):
         core_feedback(&self.c, deficit, credit, running)
 
     cdef Py_ssize_t batch(self, double now, Py_ssize_t room, int64_t bytes_free, planned *out) except -1:
-        cdef Py_ssize_t count
+        cdef Py_ssize_t planned_one, count = 0
+        room = min(room, BATCH)
         if room <= 0:
             return 0
-        count = core_plan(&self.c, now, <size_t>min(room, BATCH), bytes_free, out)
-        if count < 0:
-            raise MemoryError
+        if self.listener is None:
+            count = core_plan(&self.c, now, <size_t>room, bytes_free, out)
+            if count < 0:
+                raise MemoryError
+            return count
+        while count < room:  # each packet is told before the next is decided
+            planned_one = core_plan(&self.c, now, 1, bytes_free, &out[count])
+            if planned_one < 0:
+                raise MemoryError
+            if planned_one == 0:
+                break
+            self.tell(&out[count], now)
+            count += 1
         return count
+
+    cdef int tell(self, const planned *packet, double now) except -1:
+        cdef const coding_set *s = &packet.set
+        if packet.kind == FRAME_MANIFEST:
+            return 0
+        write_state(self.view, &self.c.state)
+        kind, stretch = ActionKind.SOURCE, None
+        if packet.kind == FRAME_REPAIR:
+            kind, stretch = ActionKind.REPAIR, (s.first_sid, s.first_sid + s.head_span + s.tail_offset + s.tail_span)
+        elif packet.kind == FRAME_RESEND:
+            kind = ActionKind.RESEND
+        self.listener.on_sent(self.view, kind, packet.number, packet.token, stretch, now)
+        return 0
 
     def plan(self, double now, Py_ssize_t max_packets, int64_t bytes_free):
         cdef planned packets[BATCH]

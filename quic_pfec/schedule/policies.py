@@ -15,6 +15,7 @@ from math import inf, sqrt
 from typing import Any, Literal, Protocol
 
 from quic_pfec.schedule.compiled import AVAILABLE, native
+from quic_pfec.schedule.flec import FlecRt
 from quic_pfec.schedule.state import IDLE, REPAIR, REPAIR_BURSTS, RESEND, SOURCE, Action, ActionKind, State
 
 Window = Literal["sack", "full"]
@@ -155,6 +156,15 @@ def _paper_deficit() -> Policy:
     return Deficit(window="full")
 
 
+def _flec_window() -> Policy:
+    # One repair a loss: the stretches of a wide pruned head, which want several, would leave most losses without any.
+    return FlecRt("flec-rt-window", window="full")
+
+
+def _flec_spread() -> Policy:
+    return FlecRt("flec-rt-spread", window="full")
+
+
 _FACTORIES: dict[str, Callable[[], Policy]] = {
     "none": NoProtection,
     "fixed": Fixed,
@@ -163,6 +173,9 @@ _FACTORIES: dict[str, Callable[[], Policy]] = {
     # The paper's design with the deficit heuristic where its learned policy will stand: full window, no resends.
     "paper-deficit": _paper_deficit,
     "epoch": Epoch,
+    "flec-rt": FlecRt,
+    "flec-rt-window": _flec_window,
+    "flec-rt-spread": _flec_spread,
     "hybrid": Hybrid,
 }
 _RULES: dict[type[Any], str] = {
@@ -181,7 +194,12 @@ def make_twin(name: str) -> Policy:
 
 
 def compiled(policy: Policy) -> Policy:
-    """The compiled form of a rule of this module, with the parameters that it has now; any other policy as it is."""
+    """The compiled form of a rule of ours, with the parameters that it has now; any other policy as it is.
+
+    A rule that remembers begins anew.
+    """
+    if type(policy) is FlecRt and AVAILABLE:
+        return native.Policy(policy.variant, policy.window, headroom=policy.headroom)
     name = _RULES.get(type(policy))
     if name is None or not AVAILABLE:
         return policy

@@ -121,17 +121,24 @@ class Ledger:
 
     # learning
 
-    def fate(self, token: int, delivered: bool, *, probe: bool = False) -> None:
-        """QUIC says what became of the packet that carried `token`. A `probe` is no observation of loss."""
+    def is_lost(self, sid: int) -> bool:
+        """Known to be lost, and not sent again since."""
+        return self._at[sid] == LOST
+
+    def fate(self, token: int, delivered: bool, *, probe: bool = False) -> bool:
+        """QUIC says what became of the packet that carried `token`: False if it had said so before.
+
+        A `probe` is no observation of loss.
+        """
         sid = self._tokens[token]
         self._tokens[token] = _SETTLED
         if sid == _SETTLED:
-            return
+            return False
         if not probe:
             self.loss.add(not delivered)
         if sid == _REPAIR:
             self.repairs_in_flight -= 1
-            return
+            return True
         self._fated = max(self._fated, sid + 1)
         if delivered:
             self._mark_known(sid)
@@ -140,6 +147,7 @@ class Ledger:
             self.in_flight -= 1
             self.known_lost += 1
             heappush(self._lost_heap, (float(self._priority[sid]), sid))
+        return True
 
     def _mark_known(self, sid: int) -> None:
         state = self._at[sid]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quic_pfec.schedule.flec import FlecRt, Listener
 from quic_pfec.schedule.policies import Policy
 from quic_pfec.schedule.state import IDLE, Action, ActionKind, State
 from quic_pfec.transfer.ledger import Ledger, repair_header
@@ -79,7 +80,6 @@ class Planner:
         reserved_s: float,
     ) -> None:
         self.ledger = ledger
-        self._policy = policy
         # For every sid: packets of its unit, and its place in it.
         self._unit_packets = unit_packets.data
         self._unit_position = unit_position.data
@@ -93,6 +93,8 @@ class Planner:
         self._budget = budget
         self._running = True
         self._repair_number = 0
+        self._policy: Policy
+        self._listener: Listener | None
         self._burst: Action | None = None
         self._chosen: tuple[float, Action] | None = None
         self._heard = False
@@ -107,6 +109,7 @@ class Planner:
         self.set_path(rtt_s, min_rtt_s, slot_s, reserved_s)
         self._state = State(sources_total=ledger.symbols)
         self._state.slots_total = max(1, self._slots_left(now))
+        self.policy = policy
 
     @property
     def policy(self) -> Policy:
@@ -114,8 +117,12 @@ class Planner:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
+        """A policy that listens begins without a past."""
         self._policy = policy
-        self._chosen = None
+        self._listener = policy if isinstance(policy, Listener) else None
+        if self._listener is not None:
+            self._listener.start(self.ledger)
+        self._burst = self._chosen = None
 
     @property
     def packets(self) -> int:
@@ -127,6 +134,14 @@ class Planner:
         """source, repair, resent, manifests, frame_bytes, losses, slots_credit, first_packet_s, last_packet_s."""
         sent = (self._source, self._repair, self._resent, self._manifests)
         return *sent, self._frame_bytes, self._losses, self._slots_credit, self._first_packet_s, self._last_packet_s
+
+    @property
+    def flec(self) -> tuple[int, int, float, float, float] | None:
+        """md, ad, eps, p_ge, r_ge under a policy of `schedule.flec`, else None."""
+        if not isinstance(self._policy, FlecRt):
+            return None
+        counters = self._policy.counters(self._view())
+        return counters.md, counters.ad, counters.eps, counters.p_ge, counters.r_ge
 
     # the path
 
@@ -167,8 +182,12 @@ class Planner:
 
     def state(self, now: float) -> State:
         """The policy's view at `now`; the object is reused by later calls."""
-        ledger, state = self.ledger, self._state
+        state = self._view()
         state.slots_left = self._slots_left(now)
+        return state
+
+    def _view(self) -> State:
+        ledger, state = self.ledger, self._state
         state.rtt_slots = self._rtt_s / self._slot_s
         state.sources_sent = ledger.next
         more = ledger.next < ledger.symbols
@@ -284,6 +303,11 @@ class Planner:
             else:
                 plan = (_SOURCE, *ledger.send_source(), None)
                 self._source += 1
+        if self._listener is not None:
+            _, number, token, coded = plan
+            assert token is not None
+            stretch = None if coded is None else _stretch(coded)
+            self._listener.on_sent(self._state, action.kind, number, token, stretch, now)
         self._burst = Action(action.kind, action.count - 1) if action.count > 1 else None
         self._since_manifest += 1
         self._chosen = None
@@ -325,8 +349,10 @@ class Planner:
 
     def fate(self, token: int, delivered: bool, probe: bool) -> None:
         self._chosen = None
-        self.ledger.fate(token, delivered, probe=probe)
+        fresh = self.ledger.fate(token, delivered, probe=probe)
         self._losses += not delivered and not probe
+        if fresh and self._listener is not None:
+            self._listener.on_fate(token, delivered, probe)
 
     def fates(self, tokens: Iterable[int], delivered: bool) -> None:
         for token in tokens:
@@ -339,6 +365,12 @@ class Planner:
         self._feedback_deficit = deficit
         self._credit = max(self._credit, credit)
         self._running = running
+
+
+def _stretch(coding_set: CodingSet) -> tuple[int, int]:
+    """[first, stop) of a coding set."""
+    first_sid, head_span, _, tail_offset, tail_span = coding_set
+    return first_sid, first_sid + head_span + tail_offset + tail_span
 
 
 def _allowed(action: Action, state: State) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quic_pfec.schedule import compiled
+from quic_pfec.schedule.flec import FlecCounters
 from quic_pfec.schedule.policies import Policy
 from quic_pfec.schedule.state import State
 from quic_pfec.transfer import ledger, planner
@@ -132,7 +133,9 @@ class Sender:
     repair_budget: repairs plus resends allowed, as a share of N; None = unlimited.
     credit, max_window, max_degree: the peer's transport parameter, already capped by our own limits.
     degree: K, symbols combined in one repair.
-    policy: compiled, as `make_policy` gives it, or any object of the protocol; that one is called at every decision.
+    policy: compiled, as `make_policy` gives it, or any object of the protocol; that one is called at every decision,
+    and told of packets and fates if it is a `schedule.flec.Listener`. Losses are resent by utility, or in the order of
+    sending if it has a true `oldest_first`.
 
     Raises LocalError on an empty transfer or manifest, a budget that is no share or a degree out of range.
     """
@@ -194,7 +197,8 @@ class Sender:
         # Units are contiguous in transmission order.
         starts = np.flatnonzero(np.concatenate(([True], unit_of_sid[1:] != unit_of_sid[:-1])))
         lengths = np.diff(np.concatenate((starts, [symbols])))
-        priority = (-density[unit_of_sid]).astype(np.float64)
+        oldest_first = getattr(policy, "oldest_first", False)
+        priority = np.arange(symbols, dtype=np.float64) if oldest_first else (-density[unit_of_sid]).astype(np.float64)
         self.ledger: ledger.Ledger = self.ledger_type(priority, LossEstimate() if loss is None else loss)
         self._planner: planner.Planner = self.planner_type(
             self.ledger,
@@ -232,6 +236,12 @@ class Sender:
             source, repair, resent, manifests, frame_bytes, losses, self._feedback, self._feedback_ignored,
             slots_credit, first_s, last_s,
         )  # fmt: skip
+
+    @property
+    def flec(self) -> FlecCounters | None:
+        """What a policy of `schedule.flec` goes by, now; None under any other policy."""
+        counters = self._planner.flec
+        return None if counters is None else FlecCounters(*counters)
 
     # the path
 
