@@ -17,10 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from quic_pfec.kv.hf import DTYPE_NAMES, Frame, Room, extract, fork, length, make_frame, make_room, to_cache
+from quic_pfec.kv.hf import (
+    DTYPE_NAMES,
+    Frame,
+    Rebuilt,
+    Room,
+    check_base,
+    extract,
+    fork,
+    length,
+    make_frame,
+    make_room,
+    rebuildable,
+    to_cache,
+)
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.llm.generate import TextStream, greedy, prefill, score
 from quic_pfec.llm.models import LoadedModel
+from quic_pfec.llm.recompute import PassClock
 from quic_pfec.quic.admission import Admissions, HandleStore
 from quic_pfec.quic.handler import Admission, Freeze, Reply, StandBy
 from quic_pfec.wire import messages
@@ -30,17 +44,21 @@ from quic_pfec.wire.manifest import MODEL_UNSTATED, Manifest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
-    """A cache kept under a handle. tokens: how many positions it stands for, holes included."""
+    """A cache kept under a handle. tokens: how many positions it stands for, holes included. missing_used: what became
+    of its holes where "recompute" was asked for, else empty."""
 
     cache: Any
     tokens: int
+    missing_used: str = ""
 
 
 class LLMHandler:
     """Takes hand-offs for one model. See `quic.incoming.Handler`.
 
-    require_fingerprint: refuse a cache whose sender did not say which model it is of. on_received: called in a worker
-    thread with each hand-off at its freeze, for tools.
+    require_fingerprint: refuse a cache whose sender did not say which model it is of. recompute_budget_s: how long
+    after the deadline decoding may begin where the sender asks for "recompute" (0 = never: such holes are masked); None
+    = as long as its deadline had granted the hand-off. on_received: called in a worker thread with each hand-off at its
+    freeze, for tools; holes may be filled in the memory of its arrays later.
     """
 
     def __init__(
@@ -51,12 +69,16 @@ class LLMHandler:
         admissions: Admissions | None = None,
         handles: HandleStore[Conversation] | None = None,
         require_fingerprint: bool = False,
+        recompute_budget_s: float | None = None,
         on_received: Callable[[ReceivedKV], None] | None = None,
     ) -> None:
         self.model = model
         self.token = token
         self.admissions = admissions or Admissions()
         self.handles: HandleStore[Conversation] = HandleStore() if handles is None else handles
+        self.clock = PassClock(model)
+        self.recompute_budget_s = recompute_budget_s
+        self._unfit = _unfit(model)
         self._require_fingerprint = require_fingerprint
         self._on_received = on_received
         # Of increments under way, by their own handles: the base may expire or grow while one is in flight.
@@ -66,7 +88,10 @@ class LLMHandler:
         self._workers = ThreadPoolExecutor(self.admissions.max_transfers, thread_name_prefix="quic_pfec-decode")
 
     def warm_up(self) -> None:
-        """Runs a short forward pass with holes in every worker: a thread's first starts its pool of compute threads."""
+        """Runs a short forward pass with holes in every worker: a thread's first starts its pool of compute threads.
+
+        Then measures what recomputing costs here.
+        """
         workers = self.admissions.max_transfers
         together = Barrier(workers)
 
@@ -79,6 +104,7 @@ class LLMHandler:
 
         for done in [self._workers.submit(run) for _ in range(workers)]:
             done.result()
+        self._workers.submit(self.clock.calibrate).result()
 
     def close(self) -> None:
         """Ends the workers; what they were generating is given up."""
@@ -101,6 +127,10 @@ class LLMHandler:
                     AppCode.TOKENS_MISMATCH,
                     f"the base holds {base.tokens} tokens, the increment begins at {manifest.first_token}",
                 )
+            try:
+                check_base(base.cache)
+            except ValueError as error:
+                raise Refusal(AppCode.UNSUPPORTED, str(error)) from None
         elif manifest.base:
             raise Refusal(AppCode.UNSUPPORTED, "a base handle goes with rows that continue it")
         self.handles.sweep(now)
@@ -144,14 +174,14 @@ class LLMHandler:
             )
         if manifest.first_token + manifest.tokens >= model.max_tokens:
             raise Refusal(AppCode.TOO_LARGE, f"the context is longer than the model's {model.max_tokens} positions")
-        if manifest.missing not in ("mask", "zero"):
-            raise Refusal(AppCode.UNSUPPORTED, f"this release does not do missing={manifest.missing!r}")
+        if self._unfit:
+            raise Refusal(AppCode.UNSUPPORTED, self._unfit)
 
     # use
 
     def expect(self, admission: Admission, manifest: Manifest, request: messages.Generate | None) -> StandBy:
         """A worker builds the empty cache and waits for the freeze: there is one for every hand-off let in."""
-        stand_by = _StandBy(self, admission, request, asyncio.get_running_loop())
+        stand_by = _StandBy(self, admission, manifest, request, asyncio.get_running_loop())
         self._waiting.add(stand_by)
         stand_by.done = self._workers.submit(stand_by.run)
         stand_by.done.add_done_callback(lambda _: self._waiting.discard(stand_by))
@@ -192,15 +222,27 @@ class LLMHandler:
         conversation = self._bases.pop(received.handle, None)
         base = None if conversation is None else conversation.cache
         room = self._rooms.pop(received.handle, None)
-        cache = received.to_cache(
+        rebuilt = received.rebuild(
             model.config, dtype=model.dtype, device=model.device, base=base, room=room and room.result(), frame=frame
         )
-        conversation = Conversation(cache, length(cache))
+        used = ""
+        if freeze.manifest.missing == "recompute":
+            rebuilt, used = self._fill(freeze, rebuilt, reply)
+        cache = rebuilt.to_cache()
+        conversation = Conversation(cache, length(cache), used)
         self.handles.put(received.handle, conversation, _nbytes(cache), time.monotonic())
         if self._on_received is not None:
             self._on_received(received)
         if request is not None:
             self._decode(conversation, request, reply, received.frozen_s, received.handle, prompt)
+
+    def _fill(self, freeze: Freeze, rebuilt: Rebuilt, reply: _ThreadReply) -> tuple[Rebuilt, str]:
+        """Computes the holes if that fits before decoding must begin; says what was done. Raises Refusal."""
+        if freeze.tokens is None or int(freeze.tokens.max()) >= self.model.config.vocab_size:
+            raise Refusal(AppCode.UNSUPPORTED, "recompute needs the context's token ids, of the model's own tokens")
+        budget_s = freeze.granted_s if self.recompute_budget_s is None else self.recompute_budget_s
+        until_s = freeze.deadline_s + budget_s
+        return self.clock.fill(rebuilt, freeze.tokens, until_s, lambda: reply.cancelled)
 
     def prompt_of(self, request: messages.Generate) -> list[int]:
         return list(request.prompt_tokens) or self.model.encode(request.prompt)
@@ -222,7 +264,7 @@ class LLMHandler:
         longest = conversation.tokens + len(prompt) + max(request.max_new_tokens, len(request.score_tokens))
         if longest > model.max_tokens:
             raise Refusal(AppCode.TOO_LARGE, f"{longest} tokens are more than the model's {model.max_tokens} positions")
-        reply.decoding(frozen_s, time.monotonic())
+        reply.decoding(frozen_s, time.monotonic(), conversation.missing_used)
         if request.score_tokens:
             reply.scores(tuple(score(model, conversation.cache, prompt, request.score_tokens)))
         count, reason = 0, "length"
@@ -240,7 +282,8 @@ class LLMHandler:
                 reply.text(rest, -1, count)
             if count == request.max_new_tokens:
                 reason = "length"
-            self.handles.put(handle, Conversation(cache, length(cache)), _nbytes(cache), time.monotonic())
+            grown = replace(conversation, cache=cache, tokens=length(cache))
+            self.handles.put(handle, grown, _nbytes(cache), time.monotonic())
         reply.done(reason, count)
 
 
@@ -251,12 +294,14 @@ class _StandBy:
         self,
         handler: LLMHandler,
         admission: Admission,
+        manifest: Manifest,
         request: messages.Generate | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.done: Future[None]
         self._handler = handler
         self._admission = admission
+        self._recomputes = manifest.missing == "recompute"
         self._request = request
         self._loop = loop
         self._freeze: SimpleQueue[tuple[Freeze, Reply] | None] = SimpleQueue()
@@ -264,6 +309,8 @@ class _StandBy:
     def run(self) -> None:
         handler, request = self._handler, self._request
         frame = handler.frame_for(self._admission)
+        if self._recomputes:
+            handler.clock.calibrate()
         prompt = None if request is None else handler.prompt_of(request)
         begun = self._freeze.get()
         if begun is not None:
@@ -291,8 +338,8 @@ class _ThreadReply:
     def cancelled(self) -> bool:
         return self._reply.cancelled
 
-    def decoding(self, frozen_s: float, started_s: float) -> None:
-        self._loop.call_soon_threadsafe(self._reply.decoding, frozen_s, started_s)
+    def decoding(self, frozen_s: float, started_s: float, missing_used: str) -> None:
+        self._loop.call_soon_threadsafe(self._reply.decoding, frozen_s, started_s, missing_used)
 
     def text(self, text: str, token: int, index: int) -> None:
         self._loop.call_soon_threadsafe(self._reply.text, text, token, index)
@@ -302,6 +349,15 @@ class _ThreadReply:
 
     def done(self, reason: str, tokens: int) -> None:
         self._loop.call_soon_threadsafe(self._reply.done, reason, tokens)
+
+
+def _unfit(model: LoadedModel) -> str:
+    """Why no cache of this model can be rebuilt, or nothing."""
+    try:
+        rebuildable(model.config)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _nbytes(cache: Any) -> int:
