@@ -273,7 +273,8 @@ async def send_kv(
     not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`. repair_budget: repairs plus resends allowed as a
     share of the symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those
     rows from `tokens` where that fits the receiver's time, else it masks (`KVReport.missing_used`). base: handle of an
-    earlier hand-off that holds the tokens before this one's first. then: what to generate, at the freeze, without another trip.
+    earlier hand-off that holds the tokens before this one's first. then: what to generate, at the freeze, without
+    another trip.
 
     Returns at the receiver's report, or at the deadline + 3 PTO with `confirmed=False`. A partial hand-off is a result.
     Raises ValueError (misuse), HandoffRefused (the peer will not), ConnectionError (the connection died). Cancelling

@@ -89,14 +89,17 @@ def serve_command(
         except (ValueError, OSError) as error:
             fail(str(error))
     handles: HandleStore[Conversation] = HandleStore(handle_ttl_s, int(handle_gb * 1e9))
-    handler = LLMHandler(
-        loaded,
-        token=token,
-        admissions=Admissions(max_transfers, int(max_gb * 1e9)),
-        handles=handles,
-        require_fingerprint=require_fingerprint,
-        recompute_budget_s=recompute_budget,
-    )
+    try:
+        handler = LLMHandler(
+            loaded,
+            token=token,
+            admissions=Admissions(max_transfers, int(max_gb * 1e9)),
+            handles=handles,
+            require_fingerprint=require_fingerprint,
+            recompute_budget_s=recompute_budget,
+        )
+    except ValueError as error:
+        fail(str(error))
 
     handler.warm_up()
     # What stands now stays: torch alone is some hundred thousand objects, which a collection between freeze and first

@@ -59,6 +59,8 @@ class LLMHandler:
     after the deadline decoding may begin where the sender asks for "recompute" (0 = never: such holes are masked); None
     = as long as its deadline had granted the hand-off. on_received: called in a worker thread with each hand-off at its
     freeze, for tools; holes may be filled in the memory of its arrays later.
+
+    Raises ValueError naming the layer for a model whose cache cannot be rebuilt from rows (linear attention, Mamba).
     """
 
     def __init__(
@@ -72,13 +74,13 @@ class LLMHandler:
         recompute_budget_s: float | None = None,
         on_received: Callable[[ReceivedKV], None] | None = None,
     ) -> None:
+        rebuildable(model.config)
         self.model = model
         self.token = token
         self.admissions = admissions or Admissions()
         self.handles: HandleStore[Conversation] = HandleStore() if handles is None else handles
         self.clock = PassClock(model)
         self.recompute_budget_s = recompute_budget_s
-        self._unfit = _unfit(model)
         self._require_fingerprint = require_fingerprint
         self._on_received = on_received
         # Of increments under way, by their own handles: the base may expire or grow while one is in flight.
@@ -174,8 +176,6 @@ class LLMHandler:
             )
         if manifest.first_token + manifest.tokens >= model.max_tokens:
             raise Refusal(AppCode.TOO_LARGE, f"the context is longer than the model's {model.max_tokens} positions")
-        if self._unfit:
-            raise Refusal(AppCode.UNSUPPORTED, self._unfit)
 
     # use
 
@@ -349,15 +349,6 @@ class _ThreadReply:
 
     def done(self, reason: str, tokens: int) -> None:
         self._loop.call_soon_threadsafe(self._reply.done, reason, tokens)
-
-
-def _unfit(model: LoadedModel) -> str:
-    """Why no cache of this model can be rebuilt, or nothing."""
-    try:
-        rebuildable(model.config)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _nbytes(cache: Any) -> int:

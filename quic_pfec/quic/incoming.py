@@ -170,7 +170,7 @@ class Incoming:
         receiver.note_remaining(remaining_s, now)
         for event in receiver.receive_manifest(opening.manifest, now):
             self.on_event(event)
-        self._try_admit()
+        self._on_manifest(opening.manifest)  # its event, where frames brought it first, may still be on its way
 
     def _on_manifest(self, data: bytes) -> None:
         if self._manifest is None:

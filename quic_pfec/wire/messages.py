@@ -40,6 +40,7 @@ MAX_SCORE_TOKENS = 4096
 MAX_TEXT = 4096
 MAX_REASON = 256
 MAX_CREDENTIAL = 256
+MAX_MODE = 16
 UNIT_ID_SIZE = 3
 _TOKEN_SIZE = 4
 
@@ -174,7 +175,7 @@ class Decoding(_Body, frozen=True):
 
     started_after_freeze_us: _Count
     clock_s: _Clock
-    missing_used: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    missing_used: Annotated[str, msgspec.Meta(max_length=MAX_MODE)] = ""
 
 
 class Text(_Body, frozen=True):
@@ -473,7 +474,7 @@ def _longest_bodies(limits: Limits) -> dict[Kind, int]:
         Kind.ACCEPTED: rest,
         Kind.REFUSED: 4 * MAX_REASON + rest,
         Kind.REPORT: 2 * _bitmap_size(limits.max_symbols) + MAX_UNITS // 8 + 2 * rest,
-        Kind.DECODING: rest,
+        Kind.DECODING: 4 * MAX_MODE + rest,
         Kind.TEXT: 4 * MAX_TEXT + rest,
         Kind.SCORES: 5 * MAX_SCORE_TOKENS + rest,
         Kind.DONE: 4 * MAX_REASON + rest,
