@@ -263,6 +263,7 @@ async def send_kv(
     repair_budget: float | None = None,
     wire_dtype: str | None = None,
     missing: Missing = "mask",
+    late: Literal["drop"] = "drop",
     base: int = 0,
     then: Generate | None = None,
 ) -> KVReport:
@@ -272,9 +273,9 @@ async def send_kv(
     `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
     not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`. repair_budget: repairs plus resends allowed as a
     share of the symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those
-    rows from `tokens` where that fits the receiver's time, else it masks (`KVReport.missing_used`). base: handle of an
-    earlier hand-off that holds the tokens before this one's first. then: what to generate, at the freeze, without
-    another trip.
+    rows from `tokens` where that fits the receiver's time, else it masks (`KVReport.missing_used`). late: what
+    becomes of what arrives after the freeze: it is dropped. base: handle of an earlier hand-off that holds the tokens
+    before this one's first. then: what to generate, at the freeze, without another trip.
 
     Returns at the receiver's report, or at the deadline + 3 PTO with `confirmed=False`. A partial hand-off is a result.
     Raises ValueError (misuse), HandoffRefused (the peer will not), ConnectionError (the connection died). Cancelling
@@ -290,6 +291,8 @@ async def send_kv(
         raise LocalError(f"unknown scheduler {scheduler!r}: choose one of {', '.join(POLICY_NAMES)}")
     if missing not in MISSING_MODES:
         raise LocalError(f"missing must be one of {', '.join(MISSING_MODES)}, not {missing!r}")
+    if late != "drop":
+        raise LocalError(f"late must be 'drop', not {late!r}: what comes after the freeze is not used in this release")
     if repair_budget is not None and not repair_budget >= 0:
         raise LocalError(f"repair_budget is a share of the symbols and cannot be negative: {repair_budget}")
     kv = cache

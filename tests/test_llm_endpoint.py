@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer  # noqa: E402
 
 from quic_pfec.client import Generate, connect, prepare, send_kv  # noqa: E402
 from quic_pfec.kv.attention import PartialCache  # noqa: E402
+from quic_pfec.kv.device import DeviceMirror  # noqa: E402
 from quic_pfec.kv.hf import fork, length  # noqa: E402
 from quic_pfec.kv.prepared import PreparedKV  # noqa: E402
 from quic_pfec.llm.endpoint import Conversation, LLMHandler  # noqa: E402
@@ -186,6 +187,33 @@ async def test_the_time_to_recompute_is_by_default_what_the_deadline_granted() -
         assert 0 < granted_s <= 0.5
 
 
+@pytest.mark.parametrize("missing", ["zero", "mask", "recompute"])
+async def test_a_mirror_on_the_device_takes_the_place_of_shared_memory(missing: Any) -> None:
+    """As it runs where the model is on a GPU; here the device is the CPU."""
+    mirrors: list[DeviceMirror] = []
+
+    def frame_for(admission: Any) -> DeviceMirror:
+        mirrors.append(DeviceMirror(admission.assembler, model().config, dtype=model().dtype, device="cpu"))
+        return mirrors[-1]
+
+    got: list[Any] = []
+    async with endpoint(on_received=got.append, recompute_budget_s=600.0) as server:
+        server.handler.frame_for = frame_for
+        report = await lossy(server, ready(), missing=missing)
+        assert 0 < mirrors[0].copied <= report.units_complete
+        conversation = server.handler.handles.get(report.handle, 0.0)
+        at_once = got[0].to_cache(model().config, model=model().model)
+        for layer, other in zip(conversation.cache.layers, at_once.layers, strict=True):
+            torch.testing.assert_close(layer.keys[:, :, :100], other.keys, rtol=0, atol=1e-5)
+        assert report.scores == tuple(score(model(), at_once, PROMPT, continuation()))
+        async with connecting(server, rate="1Mbps") as conn:  # given up in mid-transfer
+            sending = asyncio.ensure_future(send_kv(conn, ready(), 20.0))
+            await until(lambda: len(mirrors) == 2)
+            sending.cancel()
+        await until(server.idle)
+        await until(lambda: not server.handler._waiting)
+
+
 async def test_a_complete_hand_off_has_nothing_to_recompute() -> None:
     async with endpoint(recompute_budget_s=0.0) as server, connecting(server) as conn:
         then = Generate(PROMPT, max_new_tokens=NEW, score=continuation())
@@ -235,6 +263,22 @@ async def test_recompute_without_token_ids_is_refused_at_once() -> None:
                 await send_kv(conn, no_ids, 20.0, missing="recompute")
             assert "\n" not in str(raised.value)
         assert server.admissions.refused == 0
+
+
+async def test_an_increment_on_a_base_of_other_tokens_is_refused() -> None:
+    """The receiver computes with both texts at once otherwise; it can tell only where the ids travel."""
+    other = [(token + 1) % 256 for token in CONTEXT[:64]]
+    async with endpoint() as server, connecting(server) as conn:
+        base = prepare(truncated(64), tokens=other, wire_dtype="fp32", model=model().fingerprint)
+        first = await send_kv(conn, base, 20.0)
+        await until(server.idle)
+        second = await send_kv(
+            conn, ready(64), 20.0, base=first.handle, missing="recompute", then=Generate(PROMPT, max_new_tokens=1)
+        )
+        with pytest.raises(HandoffRefused, match="other tokens") as raised:
+            _ = [part async for part in second.text]
+        assert raised.value.code is AppCode.TOKENS_MISMATCH
+        await until(server.idle)
 
 
 async def test_token_ids_beyond_the_vocabulary_fail_the_transfer() -> None:

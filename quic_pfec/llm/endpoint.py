@@ -10,13 +10,15 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Barrier
 from typing import Any
 
 import numpy as np
 
+from quic_pfec.kv.device import DeviceMirror
 from quic_pfec.kv.hf import (
     DTYPE_NAMES,
     Frame,
@@ -31,6 +33,7 @@ from quic_pfec.kv.hf import (
     rebuildable,
     to_cache,
 )
+from quic_pfec.kv.prepared import hash_tokens
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.llm.generate import TextStream, greedy, prefill, score
 from quic_pfec.llm.models import LoadedModel
@@ -41,15 +44,22 @@ from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, Refusal
 from quic_pfec.wire.manifest import MODEL_UNSTATED, Manifest
 
+CATCH_UP_S = 0.005  # between looks for units that a device has not got yet
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
-    """A cache kept under a handle. tokens: how many positions it stands for, holes included. missing_used: what became
-    of its holes where "recompute" was asked for, else empty."""
+    """A cache kept under a handle.
+
+    tokens: how many positions it stands for, holes included. missing_used: what became of its holes where "recompute"
+    was asked for, else empty. tokens_hash: of these very tokens, as the manifest gave it; empty if it gave none, or
+    once more was generated.
+    """
 
     cache: Any
     tokens: int
     missing_used: str = ""
+    tokens_hash: bytes = b""
 
 
 class LLMHandler:
@@ -136,7 +146,9 @@ class LLMHandler:
         elif manifest.base:
             raise Refusal(AppCode.UNSUPPORTED, "a base handle goes with rows that continue it")
         self.handles.sweep(now)
-        admission = self.admissions.admit(manifest, DTYPE_NAMES.get(self.model.dtype))
+        # On a CPU units are converted as they come; elsewhere the device does it.
+        on_cpu = self.model.device.type == "cpu"
+        admission = self.admissions.admit(manifest, DTYPE_NAMES.get(self.model.dtype) if on_cpu else None)
         return admission if base is None else self._with_room(admission, manifest, base)
 
     def _with_room(self, admission: Admission, manifest: Manifest, base: Conversation) -> Admission:
@@ -187,10 +199,12 @@ class LLMHandler:
         stand_by.done.add_done_callback(lambda _: self._waiting.discard(stand_by))
         return stand_by
 
-    def frame_for(self, admission: Admission) -> Frame | None:
-        """The cache without its holes, where its tensors can share the memory that is being filled."""
+    def frame_for(self, admission: Admission) -> Frame | DeviceMirror | None:
+        """The cache without its holes: tensors that share the memory being filled, or that follow it on the device."""
         model, assembler = self.model, admission.assembler
-        if assembler.dtype != DTYPE_NAMES.get(model.dtype) or model.device.type != "cpu":
+        if model.device.type != "cpu":
+            return DeviceMirror(assembler, model.config, dtype=model.dtype, device=model.device)
+        if assembler.dtype != DTYPE_NAMES.get(model.dtype):
             return None
         return make_frame(assembler.arrays, model.config, dtype=model.dtype)
 
@@ -214,32 +228,38 @@ class LLMHandler:
         freeze: Freeze,
         request: messages.Generate | None,
         reply: _ThreadReply,
-        frame: Frame | None = None,
+        frame: Frame | DeviceMirror | None = None,
         prompt: list[int] | None = None,
     ) -> None:
         """In a worker thread: from the freeze to the end of the reply. `frame`, `prompt`: made beforehand."""
         received, model = freeze.finish(), self.model
-        conversation = self._bases.pop(received.handle, None)
-        base = None if conversation is None else conversation.cache
+        if isinstance(frame, DeviceMirror):
+            frame = frame.finish()
+        before = self._bases.pop(received.handle, None)
+        base = None if before is None else before.cache
         room = self._rooms.pop(received.handle, None)
         rebuilt = received.rebuild(
             model.config, dtype=model.dtype, device=model.device, base=base, room=room and room.result(), frame=frame
         )
         used = ""
         if freeze.manifest.missing == "recompute":
-            rebuilt, used = self._fill(freeze, rebuilt, reply)
+            rebuilt, used = self._fill(freeze, before, rebuilt, reply)
         cache = rebuilt.to_cache()
-        conversation = Conversation(cache, length(cache), used)
+        conversation = Conversation(cache, length(cache), used, freeze.manifest.tokens_hash)
         self.handles.put(received.handle, conversation, _nbytes(cache), time.monotonic())
         if self._on_received is not None:
             self._on_received(received)
         if request is not None:
             self._decode(conversation, request, reply, received.frozen_s, received.handle, prompt)
 
-    def _fill(self, freeze: Freeze, rebuilt: Rebuilt, reply: _ThreadReply) -> tuple[Rebuilt, str]:
+    def _fill(
+        self, freeze: Freeze, before: Conversation | None, rebuilt: Rebuilt, reply: _ThreadReply
+    ) -> tuple[Rebuilt, str]:
         """Computes the holes if that fits before decoding must begin; says what was done. Raises Refusal."""
         if freeze.tokens is None or int(freeze.tokens.max()) >= self.model.config.vocab_size:
             raise Refusal(AppCode.UNSUPPORTED, "recompute needs the context's token ids, of the model's own tokens")
+        if before is not None and before.tokens_hash not in (b"", hash_tokens(freeze.tokens[: before.tokens])):
+            raise Refusal(AppCode.TOKENS_MISMATCH, "the base was made of other tokens than the increment says")
         budget_s = freeze.granted_s if self.recompute_budget_s is None else self.recompute_budget_s
         until_s = freeze.deadline_s + budget_s
         return self.clock.fill(rebuilt, freeze.tokens, until_s, lambda: reply.cancelled)
@@ -282,7 +302,7 @@ class LLMHandler:
                 reply.text(rest, -1, count)
             if count == request.max_new_tokens:
                 reason = "length"
-            grown = replace(conversation, cache=cache, tokens=length(cache))
+            grown = replace(conversation, cache=cache, tokens=length(cache), tokens_hash=b"")
             self.handles.put(handle, grown, _nbytes(cache), time.monotonic())
         reply.done(reason, count)
 
@@ -312,10 +332,18 @@ class _StandBy:
         if self._recomputes:
             handler.clock.calibrate()
         prompt = None if request is None else handler.prompt_of(request)
-        begun = self._freeze.get()
+        begun = self._wait(frame)
         if begun is not None:
             freeze, reply = begun
             handler.rebuild_and_decode(freeze, request, _ThreadReply(self._loop, reply), frame, prompt)
+
+    def _wait(self, frame: Frame | DeviceMirror | None) -> tuple[Freeze, Reply] | None:
+        if not isinstance(frame, DeviceMirror):
+            return self._freeze.get()
+        while True:
+            frame.catch_up()
+            with suppress(Empty):
+                return self._freeze.get(timeout=CATCH_UP_S)
 
     def begin(self, freeze: Freeze, reply: Reply) -> None:
         self._freeze.put((freeze, reply))
