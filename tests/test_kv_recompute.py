@@ -181,6 +181,24 @@ def test_windows_and_hybrid_caches(family: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma"])
+def test_the_mask_on_windows_and_hybrid_caches(family: str) -> None:
+    """Not filled but left out: noise in the holes changes nothing, also once the window has moved on."""
+    m = windowed(family, window=100)
+    whole = generate.prefill(m, CONTEXT)
+    valid = holes("scattered", layers=2)
+    out = []
+    for noise in (0.0, 1e4):
+        rebuilt = rebuilt_with_holes(m, whole, valid)
+        for rows in rebuilt.layers:
+            assert rows.valid is not None
+            for part in (rows.keys, rows.values):
+                part += noise * ~rows.valid[..., None]
+        out.append(forced(m, rebuilt.to_cache()))
+    assert torch.equal(*out)
+    assert not torch.allclose(out[0], forced(m, whole), atol=1e-2)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma"])
 def test_a_window_shorter_than_the_context(family: str) -> None:
     """Rows that a sender kept beyond the window: a column sees no further than the model lets it."""
     m = windowed(family, window=24)
