@@ -165,7 +165,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 async def measure(port: int, certificate: str, options: argparse.Namespace, kv: PreparedKV) -> list[dict[str, Any]]:
     """One row for each mode."""
-    bits = 8 * kv.packed.nbytes
+    bits = 8 * kv.nbytes
     deadline_s = options.rho * bits / options.rate
     rows = []
     for missing in MODES:
@@ -231,7 +231,7 @@ def main() -> None:
         rows = asyncio.run(measure(port, certificate[0], options, kv))
         ours.send("end")
         child.join(30)
-    print(f"{kv.packed.nbytes / 1e6:.1f} MB, {options.rate / 1e6:g} Mbit/s, rho {options.rho:g}; seconds to decoding")
+    print(f"{kv.nbytes / 1e6:.1f} MB, {options.rate / 1e6:g} Mbit/s, rho {options.rho:g}; seconds to decoding")
     print(f"{'receiver':<10} {'freeze p50':>10} {'p99':>7} {'deadline p50':>12} {'p99':>7} {'units':>7} {'missing':>7}")
     for row in rows:
         print(
@@ -244,7 +244,7 @@ def main() -> None:
         settings = {
             "command": " ".join(sys.argv),
             "seed": options.seed,
-            "bytes": kv.packed.nbytes,
+            "bytes": kv.nbytes,
             "device": options.device,
             "device_name": torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.processor(),
             "dtype": str(dtype),
