@@ -26,10 +26,10 @@ from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.limits import Limits
-from quic_pfec.wire.manifest import MODEL_UNSTATED
+from quic_pfec.wire.manifest import MISSING_MODES, MODEL_UNSTATED
 
 Order = Literal["utility", "prefix", "fifo"]
-Missing = Literal["mask", "zero"]
+Missing = Literal["mask", "zero", "recompute"]
 
 REPORT_PTOS = 3  # probe timeouts after the deadline that the receiver's report is waited for
 REPORT_SLACK_S = 0.25
@@ -97,6 +97,8 @@ class KVText:
         self.tokens: list[int] = []
         self.scores: tuple[int, ...] = ()
         self.finish_reason = ""
+        self.missing_used: str | None = None
+        """Where the hand-off asked for "recompute": whether that was done, or "mask". None until decoding began."""
 
     async def __aiter__(self) -> AsyncIterator[str]:
         try:
@@ -140,6 +142,9 @@ class KVText:
 
     def _note_decoding(self, message: messages.Decoding) -> None:
         report = self._report
+        self.missing_used = message.missing_used or None
+        if report is not None:
+            report.missing_used = message.missing_used or report.missing
         if report is not None and report.frozen_s is not None:
             report.decode_started_s = report.frozen_s + message.started_after_freeze_us / 1e6
             report.decode_clock_s = message.clock_s
@@ -258,6 +263,7 @@ async def send_kv(
     repair_budget: float | None = None,
     wire_dtype: str | None = None,
     missing: Missing = "mask",
+    late: Literal["drop"] = "drop",
     base: int = 0,
     then: Generate | None = None,
 ) -> KVReport:
@@ -266,8 +272,10 @@ async def send_kv(
     cache: what `prepare` returned, or what it takes. deadline: seconds from this call (> 0); or deadline_at on
     `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
     not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`. repair_budget: repairs plus resends allowed as a
-    share of the symbols, None = no limit. missing: what the receiver does about holes. base: handle of an earlier
-    hand-off that holds the tokens before this one's first. then: what to generate, at the freeze, without another trip.
+    share of the symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those
+    rows from `tokens` where that fits the receiver's time, else it masks (`KVReport.missing_used`). late: what
+    becomes of what arrives after the freeze: it is dropped. base: handle of an earlier hand-off that holds the tokens
+    before this one's first. then: what to generate, at the freeze, without another trip.
 
     Returns at the receiver's report, or at the deadline + 3 PTO with `confirmed=False`. A partial hand-off is a result.
     Raises ValueError (misuse), HandoffRefused (the peer will not), ConnectionError (the connection died). Cancelling
@@ -281,13 +289,17 @@ async def send_kv(
         raise LocalError(f"the deadline is in the past or no number: {deadline_s - called_s:.3f} s from now")
     if scheduler not in POLICY_NAMES:
         raise LocalError(f"unknown scheduler {scheduler!r}: choose one of {', '.join(POLICY_NAMES)}")
-    if missing not in ("mask", "zero"):
-        raise LocalError(f"missing must be 'mask' or 'zero', not {missing!r} (recompute is not in this release)")
+    if missing not in MISSING_MODES:
+        raise LocalError(f"missing must be one of {', '.join(MISSING_MODES)}, not {missing!r}")
+    if late != "drop":
+        raise LocalError(f"late must be 'drop', not {late!r}: what comes after the freeze is not used in this release")
     if repair_budget is not None and not repair_budget >= 0:
         raise LocalError(f"repair_budget is a share of the symbols and cannot be negative: {repair_budget}")
     kv = cache
     if not isinstance(kv, PreparedKV):
         kv = prepare(cache, tokens=tokens, profile=profile, order=order, wire_dtype=wire_dtype)
+    if missing == "recompute" and kv.tokens is None:
+        raise LocalError("missing='recompute' needs the token ids: give tokens=... (to prepare, for a prepared cache)")
     options = SendOptions(deadline_s, scheduler, repair_budget, missing, base)
     request = None if then is None else then.message()
     outgoing = Outgoing(conn.protocol, kv, options, request)
@@ -330,6 +342,7 @@ def _report(conn: Connection, outgoing: Outgoing, report: messages.Report | None
         confirmed=report is not None,
         extension="on" if sender is not None else "off",
         scheduler=options.scheduler if sender is not None else "stream",
+        missing=options.missing,
         j_block=result.j_block,
         j_frac=result.j_frac,
         units_complete=result.units_complete,

@@ -46,7 +46,8 @@ class KVReport:
     [layers, columns]. deadline_s, frozen_s, decode_started_s: seconds since the call, by the receiver's account.
     recovered_verified: whether every symbol that the receiver decoded is bit-equal to the one sent (None = not known).
     started_clock_s, first_packet_clock_s: our monotonic clock. frozen_clock_s, decode_clock_s: the receiver's own
-    monotonic clock, comparable with ours only on one host.
+    monotonic clock, comparable with ours only on one host. missing: what was asked for about holes. missing_used: what
+    was done, known once decoding began: "mask" in the place of "recompute" where the receiver had no time for it.
     """
 
     handle: int
@@ -71,6 +72,8 @@ class KVReport:
     frozen_clock_s: float | None = None
     decode_started_s: float | None = None
     decode_clock_s: float | None = None
+    missing: str = "mask"
+    missing_used: str | None = None
     scores: tuple[int, ...] = ()
     finish_reason: str = ""
     text: AsyncIterator[str] = field(repr=False, default_factory=lambda: _no_text())
@@ -107,6 +110,8 @@ class KVReport:
             "deadline_s": self.deadline_s,
             "frozen_s": self.frozen_s,
             "decode_started_s": self.decode_started_s,
+            "missing": self.missing,
+            "missing_used": self.missing_used,
             "limited_by": self.limited_by,
         }
 

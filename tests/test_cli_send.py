@@ -171,7 +171,7 @@ async def test_untrusted_certificate(endpoint: Endpoint) -> None:
         (("--deadline", "0"), "deadline"),
         (("--deadline", "nan"), "deadline"),
         (("--order", "random"), "utility, prefix or fifo"),
-        (("--missing", "guess"), "mask or zero"),
+        (("--missing", "guess"), "mask, zero or recompute"),
         (("--scheduler", "magic"), "choose one of"),
         (("--rate", "5 furlongs"), "rate"),
         (("--rate", "5Mbps", "--congestion-control-algorithm", "reno"), "rate"),

@@ -202,6 +202,8 @@ async def test_misuse_is_a_value_error_with_one_line() -> None:
             {"deadline_at": time.monotonic() - 1.0},
             {"deadline": 1.0, "scheduler": "best"},
             {"deadline": 1.0, "missing": "guess"},
+            {"deadline": 1.0, "missing": "recompute"},  # no token ids
+            {"deadline": 1.0, "late": "patch"},
             {"deadline": 1.0, "repair_budget": -0.1},
             {"deadline": 1.0, "repair_budget": float("nan")},
             {"deadline": 1.0, "repair_budget": float("inf")},

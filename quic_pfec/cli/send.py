@@ -62,7 +62,7 @@ def send_command(
     ] = "cubic",
     scheduler: Annotated[str, typer.Option(help="hybrid, or one to compare with (see `quic-pfec info`).")] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",
-    missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask or zero.")] = "mask",
+    missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
     repair_budget: Annotated[
         float | None,
         typer.Option(min=0, help="Repairs and resends allowed, a share of the packets. Default: no limit."),
@@ -93,8 +93,8 @@ def send_command(
         fail("--certificate and --private-key go together")
     if order not in ("utility", "prefix", "fifo"):
         fail(f"--order is utility, prefix or fifo, not {order!r}")
-    if missing not in ("mask", "zero"):
-        fail(f"--missing is mask or zero, not {missing!r}")
+    if missing not in ("mask", "zero", "recompute"):
+        fail(f"--missing is mask, zero or recompute, not {missing!r}")
     if not 0 < deadline < float("inf"):
         fail(f"--deadline is a number of seconds above 0, not {deadline}")
     with need_extra():
@@ -210,6 +210,8 @@ def summary(report: KVReport) -> list[str]:
         f" utility {report.j_block:.3f} whole, {report.j_frac:.3f} with parts",
         f"frozen   after {frozen}, deadline {report.deadline_s:.3f} s; limited by {report.limited_by}: {report.hint}",
     ]
+    if report.missing_used not in (None, report.missing):
+        lines.append(f"holes    {report.missing_used}: the receiver had no time to {report.missing}")
     if report.extension == "on":
         lines.insert(
             1,

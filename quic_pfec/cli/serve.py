@@ -45,6 +45,14 @@ def serve_command(
     ] = 300.0,
     handle_gb: Annotated[float, typer.Option(min=0, help="Memory of kept caches, GB.")] = 4.0,
     require_fingerprint: Annotated[bool, typer.Option(help="Refuse caches that do not name their model.")] = False,
+    recompute_budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds after its deadline that decoding may wait for rows to be recomputed, where asked for."
+            " Default: as long as the deadline gave the hand-off.",
+        ),
+    ] = None,
     rate: Annotated[str | None, typer.Option(help="Provisioned rate of what this side sends, e.g. 50Mbps.")] = None,
     congestion_control: Annotated[
         str, typer.Option("--congestion-control-algorithm", help="cubic, reno, or rate (with --rate).")
@@ -81,13 +89,17 @@ def serve_command(
         except (ValueError, OSError) as error:
             fail(str(error))
     handles: HandleStore[Conversation] = HandleStore(handle_ttl_s, int(handle_gb * 1e9))
-    handler = LLMHandler(
-        loaded,
-        token=token,
-        admissions=Admissions(max_transfers, int(max_gb * 1e9)),
-        handles=handles,
-        require_fingerprint=require_fingerprint,
-    )
+    try:
+        handler = LLMHandler(
+            loaded,
+            token=token,
+            admissions=Admissions(max_transfers, int(max_gb * 1e9)),
+            handles=handles,
+            require_fingerprint=require_fingerprint,
+            recompute_budget_s=recompute_budget,
+        )
+    except ValueError as error:
+        fail(str(error))
 
     handler.warm_up()
     # What stands now stays: torch alone is some hundred thousand objects, which a collection between freeze and first

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.wire import messages
@@ -28,14 +31,20 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Freeze:
-    """The hand-off as it stood when it froze. `finish` turns it into a cache; it may run in a worker thread."""
+    """The hand-off as it stood when it froze. `finish` turns it into a cache; it may run in a worker thread.
+
+    frozen_s, deadline_s: `time.monotonic()`. granted_s: how long it had from admission to deadline. tokens: ids of the
+    whole context, uint32 [first_token + tokens]; only where the manifest says "recompute".
+    """
 
     manifest: Manifest
     handle: int
     frozen_s: float
     deadline_s: float
+    granted_s: float
     assembler: Assembler
     partial: list[tuple[int, bytes, list[tuple[int, int]]]]
+    tokens: NDArray[np.uint32] | None = None
 
     def finish(self) -> ReceivedKV:
         """Files what came of incomplete units and ends the assembly. Call it once."""
@@ -43,7 +52,7 @@ class Freeze:
         for unit, data, ranges in self.partial:
             self.assembler.write_partial(unit, data, ranges, whole_rows=mode == "mask")
         kv = self.assembler.finish(mode)
-        return ReceivedKV(self.manifest, kv, self.handle, self.frozen_s, self.deadline_s)
+        return ReceivedKV(self.manifest, kv, self.handle, self.frozen_s, self.deadline_s, self.tokens)
 
 
 class StandBy(Protocol):
@@ -88,8 +97,9 @@ class Reply:
         self.cancelled = False
         """Set when nobody reads any more: work for this reply should stop. Safe to read from any thread."""
 
-    def decoding(self, frozen_s: float, started_s: float) -> None:
-        self._send(messages.Decoding(max(0, int((started_s - frozen_s) * 1e6)), started_s))
+    def decoding(self, frozen_s: float, started_s: float, missing_used: str = "") -> None:
+        """`missing_used`: what was done about holes, where "recompute" was asked for."""
+        self._send(messages.Decoding(max(0, int((started_s - frozen_s) * 1e6)), started_s, missing_used))
 
     def text(self, text: str, token: int, index: int) -> None:
         for start in range(0, max(1, len(text)), TEXT_CHARS):

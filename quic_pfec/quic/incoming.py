@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.prepared import hash_tokens
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quic_pfec")
 
+TOKEN_SIZE = 4  # bytes of an id in TOKENS
 SETTLE_S = 0.05  # before the deadline, incomplete units are filed as they are; what still comes replaces them
 SETTLE_UNITS = 8  # at a time: about 0.3 ms of the event loop
 
@@ -49,7 +52,9 @@ class Incoming:
         self._request: messages.Generate | None = None
         self._stand_by: StandBy | None = None
         self._started = asyncio.Event()
+        self._tokens: NDArray[np.uint32] | None = None  # kept for "recompute" alone
         self._tokens_hash: bytes | None = None
+        self._granted_s = 0.0
         self._admission: Admission | None = None
         self._settled: dict[int, int] = {}
         self._settle_timer: asyncio.TimerHandle | None = None
@@ -124,9 +129,11 @@ class Incoming:
             if self._opening is None:
                 self._resume(message)
         elif isinstance(message, messages.Tokens):
-            self._tokens_hash = hash_tokens(np.frombuffer(message.data, dtype="<u4"))
-            self._tokens_fit()
+            self._on_tokens(message)
         elif isinstance(message, messages.Start):
+            if self._recomputes and self._tokens is None:
+                self.refuse(Refusal(AppCode.UNSUPPORTED, "missing=recompute needs the token ids, which did not come"))
+                return
             self._started.set()
             self._expect()
         elif isinstance(message, messages.Unit):
@@ -163,7 +170,7 @@ class Incoming:
         receiver.note_remaining(remaining_s, now)
         for event in receiver.receive_manifest(opening.manifest, now):
             self.on_event(event)
-        self._try_admit()
+        self._on_manifest(opening.manifest)  # its event, where frames brought it first, may still be on its way
 
     def _on_manifest(self, data: bytes) -> None:
         if self._manifest is None:
@@ -194,7 +201,11 @@ class Incoming:
         try:
             if not limits.min_deadline_us <= remaining_s * 1e6 <= limits.max_deadline_us:
                 raise Refusal(AppCode.DEADLINE, f"the deadline is {remaining_s * 1000:.1f} ms away, outside my limits")
-            self._reserve(sum(count * nbytes for count, nbytes in unit_runs(manifest)))
+            if self._recomputes and not manifest.tokens_hash:
+                raise Refusal(AppCode.UNSUPPORTED, "missing=recompute needs the token ids and their hash")
+            ids = manifest.first_token + manifest.tokens if self._recomputes else 0
+            self._reserve(sum(count * nbytes for count, nbytes in unit_runs(manifest)) + ids * TOKEN_SIZE)
+            self._granted_s = remaining_s
             self._admission = handler.admit(manifest, remaining_s)
         except Refusal as refusal:
             self.refuse(refusal)
@@ -223,6 +234,22 @@ class Incoming:
             raise Refusal(AppCode.BUSY, "the hand-offs of this connection would take too much memory together")
         protocol.admitted_bytes += nbytes
         self._reserved_bytes = nbytes
+
+    @property
+    def _recomputes(self) -> bool:
+        return self._manifest is not None and self._manifest.missing == "recompute"
+
+    def _on_tokens(self, message: messages.Tokens) -> None:
+        ids = np.frombuffer(message.data, dtype="<u4")
+        self._tokens_hash = hash_tokens(ids)
+        manifest = self._manifest
+        if not self._tokens_fit() or not self._recomputes or manifest is None:
+            return
+        context = manifest.first_token + manifest.tokens
+        if len(ids) != context:
+            self.refuse(Refusal(AppCode.TOKENS_MISMATCH, f"{len(ids)} token ids for a context of {context} tokens"))
+            return
+        self._tokens = ids
 
     def _tokens_fit(self) -> bool:
         """Token ids that came are those the manifest names; if not, the transfer is refused."""
@@ -293,7 +320,9 @@ class Incoming:
             deadline_s = now if receiver.deadline_s is None else receiver.deadline_s
             partial = self._unsettled(receiver, assembler)
         complete = to_bitmap(assembler.complete)
-        freeze = Freeze(manifest, admission.handle, frozen_s, deadline_s, assembler, partial)
+        freeze = Freeze(
+            manifest, admission.handle, frozen_s, deadline_s, self._granted_s, assembler, partial, self._tokens
+        )
         if self._stand_by is not None:  # before the report is written: decoding waits for this alone
             self._stand_by.begin(freeze, self._reply)
         self._report(freeze, None if streamed else receiver, complete)
@@ -342,7 +371,7 @@ class Incoming:
                 await self._stand_by.finished()
             else:
                 await self._wait_for_start()
-                await handler.received(freeze, self._request, self._reply)
+                await handler.received(replace(freeze, tokens=self._tokens), self._request, self._reply)
         except Refusal as refusal:
             self._reply.failed(refusal.code, refusal.reason)
         except asyncio.CancelledError:
@@ -416,6 +445,7 @@ class Incoming:
             return
         self._over = True
         self._reply.cancelled = True
+        self._tokens = None
         self._opening_timer.cancel()
         self._protocol.admitted_bytes -= self._reserved_bytes
         for timer in (self._deadline_timer, self._settle_timer):
