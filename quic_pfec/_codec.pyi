@@ -1,6 +1,6 @@
 """The native codec: GF(2^8) streaming random-linear code over symbols of one size.
 
-Repair headers are eight integers-and-a-bitmap as in the REPAIR frame (wire-format section 4): `transfer_id` < 2^62,
+Repair headers are eight integers-and-a-bitmap as in the REPAIR frame (docs/wire.md §4): `transfer_id` < 2^62,
 `repair_number` < 2^32, `first_sid`, `degree` >= 1, `head_span` SIDs covered by `head` (bit i of byte j is SID
 first_sid + 8j + i; first and last covered bit set, unused bits clear), `tail_span` SIDs from
 first_sid + head_span + tail_offset on. Span = head_span + tail_offset + tail_span <= 16,384. Anything else is a
@@ -44,7 +44,7 @@ def expand(
     tail_offset: int,
     tail_span: int,
 ) -> list[tuple[int, int]]:
-    """Terms of a repair as (SID, coefficient in 1..255), ascending, at most `degree` (wire-format section 5).
+    """Terms of a repair as (SID, coefficient in 1..255), ascending, at most `degree` (docs/wire.md §5).
 
     ValueError if the header is not legal; SIDs must stay below 2^30.
     """

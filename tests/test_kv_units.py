@@ -45,7 +45,7 @@ def random_arrays(layout: Layout, seed: int) -> KVArrays:
 
 
 def slow_unit(layout: Layout, arrays: KVArrays, unit: int) -> bytes:
-    """The unit's bytes element by element, as wire-format section 8 states them."""
+    """The unit's bytes element by element, as docs/wire.md §3 states them."""
     keys, values = arrays.layers[unit // layout.columns]
     heads, tokens, dim = keys.shape
     code = {2: "<H", 4: "<I"}[keys.dtype.itemsize]

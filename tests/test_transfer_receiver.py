@@ -159,7 +159,7 @@ def _span(chance: random.Random) -> tuple[int, int]:
     return first, chance.randint(1, 40 - first)
 
 
-# bad input; the numbers are rows of the table in the security notes
+# bad input; the numbers are rows of docs/wire.md §10
 
 
 def test_row_5_symbols_of_another_size() -> None:

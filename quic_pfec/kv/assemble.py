@@ -99,7 +99,7 @@ class Assembler:
         )
         """Rows whose keys and values came whole, per layer bool [kv_heads, tokens]."""
         self.rejected = 0
-        """Units that came whole and were refused: wrong digest or non-finite values (security row 25)."""
+        """Units that came whole and were refused: wrong digest or non-finite values (docs/wire.md §10, row 25)."""
         self._raw = RAW_DTYPE[layout.wire_dtype]
         self._keys = self._zeros()
         self._values = self._zeros()

@@ -175,7 +175,7 @@ def byte_view(data: BytesLike) -> memoryview:
 
 
 def digest(unit: int, body: BytesLike) -> bytes:
-    """Digest of a unit's KV bytes: xxh3_64 with the unit id as seed, little endian (wire-format section 8)."""
+    """Digest of a unit's KV bytes: xxh3_64 with the unit id as seed, little endian (docs/wire.md §3)."""
     return xxhash.xxh3_64_intdigest(byte_view(body), seed=unit).to_bytes(DIGEST_SIZE, "little")
 
 

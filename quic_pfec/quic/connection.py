@@ -1,7 +1,8 @@
 """A QUIC connection that carries hand-offs: frames to and from the transfer layer, still sans-IO.
 
-One sender or receiver per transfer, named by the stream id of the transfer's bidirectional stream (wire-format
-section 1). Frames are chosen when a packet is really built; packet fates go straight to the sender they belong to.
+One sender or receiver per transfer, named by the stream id of the transfer's bidirectional stream (docs/wire.md §3).
+Frames are chosen when a packet is really built; packet fates go straight to the sender they belong to. Rows are those
+of docs/wire.md §10.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class PfecConnection(ExtensionConnection):
         self._closed_below = [-1, -1]  # by initiator
         self._path_s = -1.0
 
-    # negotiation (wire-format section 3)
+    # negotiation (docs/wire.md §2)
 
     def local_parameter(self) -> tuple[int, bytes] | None:
         if not self._enabled:

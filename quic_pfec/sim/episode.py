@@ -1,6 +1,6 @@
 """One hand-off on the slot clock: the shipped sender and receiver, joined by a lossy link in virtual time.
 
-One packet a slot; the loss of slot t is the same for every scheme (scheduler note, section 10). Fates reach the sender
+One packet a slot; the loss of slot t is the same for every scheme. Fates reach the sender
 one round trip after the slot, feedback half a round trip after it was made. Nothing here decides anything: what is
 measured is what ships.
 """

@@ -1,7 +1,7 @@
 """What the sender knows of every symbol: not sent, in flight, known lost, known to have arrived.
 
 The ledger is the one place where packet fates and the receiver's feedback meet. Neither is enough alone: QUIC's
-acknowledgements drop old ranges and show no rank, feedback frames can be lost (wire-format section 9). `Ledger` is the
+acknowledgements drop old ranges and show no rank, feedback frames can be lost (docs/wire.md §9). `Ledger` is the
 specification of the compiled one (`schedule._policy.Ledger`, schedule/ledger.c), which senders use: same names, same
 answers. `LossEstimate` is one and the same for both.
 """
@@ -53,7 +53,7 @@ class LossEstimate:
 
     @property
     def long(self) -> float:
-        # Prior of one loss in twenty (scheduler note section 6): before any feedback this is 0.05.
+        # Prior of one loss in twenty (docs/decisions.md, "The scheduler"): before any feedback this is 0.05.
         return min(0.6, (self.losses + 1) / (self.fates + 20))
 
 
@@ -193,13 +193,13 @@ class Ledger:
                 return
             self.prefix += len(part)
 
-    # coding sets (wire-format section 4: head = presumed lost, always coded; tail = in flight, sampled)
+    # coding sets (docs/wire.md §4: head = presumed lost, always coded; tail = in flight, sampled)
 
     def sack_set(self, max_window: int, max_head_span: int) -> tuple[int, int, bytes, int, int]:
         """The unresolved symbols as (first_sid, head_span, head, tail_offset, tail_span). Needs unresolved > 0.
 
         A head that does not fit is coded in stretches, from the oldest on, and successive calls take turns: any subset
-        is legal (wire-format section 6), and what no repair names no repair can save.
+        is legal (docs/wire.md §4), and what no repair names no repair can save.
         """
         border = max(self.prefix, min(self._fated, self.next))
         heads = self.unresolved - (self.next - border)

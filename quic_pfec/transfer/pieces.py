@@ -1,4 +1,4 @@
-"""The manifest put together from fragments of any of its copies, which must all be equal (wire-format section 8)."""
+"""The manifest put together from fragments of any of its copies, which must all be equal (docs/wire.md §6)."""
 
 from __future__ import annotations
 

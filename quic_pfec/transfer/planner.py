@@ -32,7 +32,7 @@ from quic_pfec.wire.frames import (
 
 __all__ = ["MANIFEST_CHUNK", "MANIFEST_COPIES", "MANIFEST_EVERY", "MAX_HEAD_SPAN", "CodingSet", "Plan", "Planner"]
 
-MANIFEST_EVERY = 16  # packets; beyond a mean bad spell of 10 (wire-format section 8)
+MANIFEST_EVERY = 16  # packets; beyond a mean bad spell of 10 (docs/wire.md §6)
 MANIFEST_COPIES = 3  # at least, even when feedback comes at once
 MANIFEST_CHUNK = 1024  # bytes of manifest a frame: fits a 1,200-byte datagram
 MAX_HEAD_SPAN = 256  # ids in a repair's bitmap: 32 bytes, what a 1,452-byte datagram has room for
@@ -250,7 +250,7 @@ class Planner:
         return plans
 
     def manifest_frame(self, offset: int, now: float) -> ManifestFrame:
-        # The sender states what is left, because only it has RTT samples (wire-format section 8).
+        # The sender states what is left, because only it has RTT samples (docs/wire.md §8).
         remaining_s = max(0.0, self._deadline_s - now - self._min_rtt_s / 2)
         data = self._manifest[offset : offset + MANIFEST_CHUNK]
         return ManifestFrame(self._transfer_id, len(self._manifest), offset, int(remaining_s * 1e6), data)

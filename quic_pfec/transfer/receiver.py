@@ -1,8 +1,8 @@
 """The receiving half of one hand-off: frames in, units and feedback out, frozen at the deadline.
 
 Symbols may come before the manifest: they are kept up to the initial credit. Everything here came from the peer, so
-every number meets a limit before it costs anything (security note, section 2): what breaks a rule raises PeerError and
-closes the connection, what is late, known or too costly is dropped and counted.
+every number meets a limit of `wire.limits` before it costs anything: what breaks a rule raises PeerError and closes the
+connection, what is late, known or too costly is dropped and counted (rows are those of docs/wire.md §10).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Event", "Frozen", "ManifestReceived", "Receiver", "ReceiverStats", "
 # about 3,000: 30 us with GFNI, 120 us with AVX2. A completed unit costs its sink a digest and a copy, 4 to 15 us.
 POLL_SLICE, POLL_MACS, POLL_UNITS = 32, 1_500, 4
 POLL_STEP = 4  # symbols between two looks at the bounds
-FEEDBACK_MIN_S = 0.001  # wire-format section 10
+FEEDBACK_MIN_S = 0.001  # docs/wire.md §9
 FEEDBACK_FINAL = 3  # copies of the last PFEC_ACK; it is not retransmitted
 
 
@@ -74,7 +74,7 @@ class Receiver:
     # deadline
 
     def note_remaining(self, remaining_s: float, now: float) -> None:
-        """The sender said how long is left; the earliest result of all copies stands (wire-format section 8)."""
+        """The sender said how long is left; the earliest result of all copies stands (docs/wire.md §8)."""
         deadline_s = now + remaining_s
         if self.deadline_s is None or deadline_s < self.deadline_s:
             self.deadline_s = deadline_s
@@ -401,11 +401,11 @@ class Receiver:
     # feedback
 
     def feedback_time(self) -> float | None:
-        """When the next PFEC_ACK is due, possibly in the past; None when none is (wire-format section 10)."""
+        """When the next PFEC_ACK is due, possibly in the past; None when none is (docs/wire.md §9)."""
         if self._decoder is None and self.units is None and self._final is None:
             return None
         if self.status is AckStatus.RUNNING and not self._manifest.done:
-            return None  # the first PFEC_ACK ends the repetition of the manifest (wire-format section 8)
+            return None  # the first PFEC_ACK ends the repetition of the manifest (docs/wire.md §6)
         last_s = self._last_feedback_s
         if self._final_left == FEEDBACK_FINAL:
             return last_s + FEEDBACK_MIN_S

@@ -3,7 +3,8 @@
 Nothing waits in a queue: `plan` asks the policy with everything known at `now`, and what it returns is sent. Packet
 fates (`on_fate`) and the receiver's PFEC_ACK (`on_feedback`) come back in. The shell around it (QUIC, UDP, the
 simulator) owns sockets, pacing and congestion control, and tells the sender the path as plain numbers. Here arguments
-and feedback are checked and frames made; what to send is planned in compiled code (`transfer.planner` says how).
+and feedback are checked and frames made; what to send is planned in compiled code (`transfer.planner` says how). Rows
+are those of docs/wire.md §10.
 """
 
 from __future__ import annotations
@@ -304,7 +305,7 @@ class Sender:
             symbol = self._encoder.repair(self.transfer_id, number, first_sid, self._degree, *rest)  # type: ignore[arg-type]
             frame = RepairFrame(header, symbol)
         elif token is None:
-            # The sender states what is left, because only it has RTT samples (wire-format section 8).
+            # The sender states what is left, because only it has RTT samples (docs/wire.md §8).
             remaining_s = max(0.0, self.deadline_s - now - self._path.min_rtt_s / 2)
             data = self._manifest[number : number + planner.MANIFEST_CHUNK]
             frame = ManifestFrame(self.transfer_id, len(self._manifest), number, int(remaining_s * 1e6), data)
@@ -348,7 +349,7 @@ class Sender:
         self._planner.fates(tokens, delivered)
 
     def on_feedback(self, frame: PfecAckFrame) -> None:
-        """A PFEC_ACK. Old ones are ignored; one that contradicts what we sent raises PeerError (security note 3)."""
+        """A PFEC_ACK. Old ones are ignored; one that contradicts what we sent raises PeerError (docs/wire.md §10)."""
         self._feedback += 1
         if frame.sequence <= self._feedback_sequence or self._feedback > self._planner.packets + SPARE_FEEDBACK:
             self._feedback_ignored += 1  # rows 19 and 21

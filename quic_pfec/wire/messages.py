@@ -1,4 +1,4 @@
-"""Messages of the transfer stream: the reliable half of a hand-off (wire-format section 8).
+"""Messages of the transfer stream: the reliable half of a hand-off (docs/wire.md §7).
 
 A transfer's bidirectional stream carries what must not be lost: the opening (manifest, token ids, generation request)
 one way, the answer (acceptance, report, generated text) the other way; and the units themselves where the peer lacks
