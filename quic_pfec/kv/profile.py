@@ -24,8 +24,8 @@ from quic_pfec.wire.errors import LocalError
 __all__ = [
     "BINS",
     "GENERIC_PROFILE_ID",
-    "PAPER_GROUPS",
     "MAX_PROFILE_BYTES",
+    "PAPER_GROUPS",
     "PROFILE_VERSION",
     "Profile",
     "Receiver",

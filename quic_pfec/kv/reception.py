@@ -56,4 +56,4 @@ def kept_elements(layout: Layout, symbol_size: int, fragments: Bits) -> list[Bit
 
 def kept_rows(elements: list[Bits]) -> list[Bits]:
     """Rows of a head whose keys and values wholly came: per layer bool [kv_heads, tokens]."""
-    return [layer.all(axis=(2, 3)) for layer in elements]
+    return [np.asarray(layer.all(axis=(2, 3))) for layer in elements]

@@ -22,7 +22,17 @@ from quic_pfec.sim.episode import Settings, run_episode
 from quic_pfec.sim.trace import load_trace
 from quic_pfec.wire.errors import LocalError
 
-__all__ = ["RTT_SLOTS", "SCHEMES", "SLOT_S", "Ranking", "Scheme", "completion", "deliver", "open_channel"]
+__all__ = [
+    "RTT_SLOTS",
+    "SCHEMES",
+    "SLOT_S",
+    "Ranking",
+    "Scheme",
+    "completion",
+    "deliver",
+    "open_channel",
+    "packets_of_a_unit",
+]
 
 SLOT_S: Final = 112e-6
 """A packet of 1,400 bytes at 100 Mbit/s (the paper's operating point)."""
@@ -34,7 +44,7 @@ TRACE_PREFIX: Final = "trace:"
 
 Bits = npt.NDArray[np.bool_]
 Ranking = Literal["fifo", "random", "paper", "layer", "request"]
-"""Ways to order units: as they lie in memory, at random, by the paper's profile, by one of single layers, by request."""
+"""Orders of units: as they lie in memory, at random, by the paper's profile, by one of single layers, by request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ SCHEMES: Final[tuple[Scheme, ...]] = (
     Scheme("arq_request", "resends only (per request)", "request", "arq"),
     Scheme("hybrid", "hybrid (per request)", "request", "hybrid"),
 )
-"""The paper's schemes and ours. `priorityfec-paper` runs the deficit heuristic where the paper runs its learned policy."""
+"""The paper's schemes and ours. `priorityfec-paper` has the deficit heuristic in the place of the learned policy."""
 
 
 def open_channel(name: str) -> Callable[[int], Channel]:
@@ -72,24 +82,33 @@ def open_channel(name: str) -> Callable[[int], Channel]:
     return lambda seed: TraceChannel(trace, start=int(seed * 0.6180339887498949 % 1.0 * len(trace)))
 
 
+def packets_of_a_unit(layout: Layout) -> int:
+    """Packets of every unit. Raises LocalError where units differ: then the fate of a place would depend on what stands
+    there."""
+    counts = layout.fragment_counts(layout.symbol_size())
+    if counts.min() != counts.max():
+        raise LocalError(
+            f"units of {counts.min()} to {counts.max()} packets: give a multiple of {layout.block_tokens} tokens"
+        )
+    return int(counts[0])
+
+
 def deliver(
     layout: Layout, policy: str, rho: float, channel: Callable[[int], Channel], seed: int, repair_budget: float | None
 ) -> Bits:
     """Symbols at the receiver at its deadline, bool [N], in the order of sending, N = `layout.symbols`.
 
     rho: slots until the deadline as a share of N. repair_budget: repairs plus resends as a share of N, None = no limit.
-    The same seed has the same losses for every policy. Raises LocalError for a layout whose units differ in size: then
-    the fate of a place would depend on what stands there.
+    The same seed has the same losses for every policy. Raises LocalError for a layout whose units differ in size.
     """
-    counts = layout.fragment_counts(layout.symbol_size())
-    if counts.min() != counts.max():
-        raise LocalError(f"units of {counts.min()} to {counts.max()} packets: give a multiple of {layout.block_tokens} tokens")
-    slots = max(1, round(rho * int(counts.sum())))
+    packets = packets_of_a_unit(layout)
+    total = packets * layout.unit_count
+    slots = max(1, round(rho * total))
     utility = np.arange(layout.unit_count, 0, -1, dtype=np.float64)
     settings = Settings(
         slots, RTT_SLOTS, slot_s=SLOT_S, scheduler=policy, repair_budget=repair_budget, seed=seed
     )  # fmt: skip
-    result = run_episode(counts.astype(np.int64), utility, losses(channel(seed), slots), settings)
+    result = run_episode(np.full(layout.unit_count, packets), utility, losses(channel(seed), slots), settings)
     if result.wrong_symbols:
         raise RuntimeError(f"{policy}: {result.wrong_symbols} symbols were decoded wrongly")
     return result.known
@@ -98,6 +117,6 @@ def deliver(
 def completion(layout: Layout, known: list[Bits], parts: int) -> npt.NDArray[np.float64]:
     """Probability that a unit is complete by its place in the order of sending, float64 [parts]: the share over the
     realisations `known`, the places divided evenly. Prop. 1 of the paper rests on its falling."""
-    counts = layout.fragment_counts(layout.symbol_size())
-    complete = np.stack([one.reshape(layout.unit_count, int(counts[0])).all(axis=1) for one in known]).mean(axis=0)
+    packets = packets_of_a_unit(layout)
+    complete = np.stack([one.reshape(-1, packets).all(axis=1) for one in known]).mean(axis=0)
     return np.array([part.mean() for part in np.array_split(complete, parts)])

@@ -9,7 +9,7 @@ groups of neighbouring layers (section III-B). All cells of a prompt share one c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final
@@ -98,9 +98,10 @@ def measure(
     total = len(cells) * settings.prompts
     damage = torch.zeros(len(cells), dtype=torch.float64)
     cue = m.encode(CUE if data is None else ANSWER_CUE)
+    banned = frozenset[int]() if data is None else control_ids(m)
     for number, ids in enumerate(_contexts(m, settings, data)):
         cache = prefill(m, ids)
-        forced = continuation(m, cache, cue, settings.positions)
+        forced = continuation(m, cache, cue, settings.positions, banned)
 
         def report(done: int, before: int = number * len(cells)) -> None:
             if progress is not None:
@@ -159,14 +160,28 @@ def cell_damage(
     return found
 
 
-def continuation(m: LoadedModel, cache: Any, prompt_ids: Sequence[int], count: int) -> list[int]:
-    """Greedy continuation of exactly `count` tokens; an end of sequence is a token like any other. `cache` is not
-    changed."""
+def continuation(
+    m: LoadedModel, cache: Any, prompt_ids: Sequence[int], count: int, without: Collection[int] = ()
+) -> list[int]:
+    """Greedy continuation of exactly `count` tokens, none of them in `without`; an end of sequence is a token like any
+    other. `cache` is not changed."""
     ahead, step, found = fork(cache), list(prompt_ids), list[int]()
+    banned = torch.tensor(sorted(without), dtype=torch.long, device=m.device)
     for _ in range(count):
-        step = [int(logits(m, ahead, step, keep=1)[0].argmax())]
+        scores = logits(m, ahead, step, keep=1)[0]
+        scores[banned] = -torch.inf
+        step = [int(scores.argmax())]
         found += step
     return found
+
+
+def control_ids(m: LoadedModel) -> frozenset[int]:
+    """Ids that end or structure a conversation instead of saying something.
+
+    What a model says after its own end of sequence is a loop that hardly depends on the context: a continuation that is
+    to measure the context must not contain one.
+    """
+    return m.eos_ids.union(getattr(m.tokenizer, "all_special_ids", ()))
 
 
 def _contexts(m: LoadedModel, settings: Settings, data: Dataset | None) -> Iterator[tuple[int, ...]]:
@@ -175,6 +190,8 @@ def _contexts(m: LoadedModel, settings: Settings, data: Dataset | None) -> Itera
             yield profile_context(m.tokenizer, settings.context_tokens, settings.seed + number).ids
         return
     if len(data.profile) < settings.prompts:
-        raise ValueError(f"{data.name} has {len(data.profile)} examples for profiles, {settings.prompts} were asked for")
+        raise ValueError(
+            f"{data.name} has {len(data.profile)} examples for profiles, {settings.prompts} were asked for"
+        )
     for example in data.profile[: settings.prompts]:
         yield question_prompt(m.tokenizer, example, data.profile, settings.context_tokens, settings.seed)

@@ -1,7 +1,8 @@
 """What a partial cache keeps of its model, example by example: by share of blocks, and after simulated hand-offs.
 
-The measure is how the model continues: teacher-forced along the greedy continuation of the intact cache, the share of
-positions with the same top-1 token and the KL divergence; and the F1 of the answer it gives by itself. Retention keeps
+The measure is how the model continues: teacher-forced along the greedy continuation of the intact cache (ends of
+sequence left out), the share of positions with the same top-1 token and the KL divergence; and the F1 of the answer it
+gives by itself. Retention keeps
 a share of the blocks, best first by some order, and asks how good the order is. A hand-off keeps what the simulator
 delivered, packets of incomplete blocks included. Three arms stand beside them: the whole cache as sent, another
 prompt's cache, and no context at all, because a small model agrees with itself on much that needs no context.
@@ -27,7 +28,7 @@ from quic_pfec.llm.dataset import ANSWER_CUE, Example, f1_score, question_prompt
 from quic_pfec.llm.generate import prefill
 from quic_pfec.llm.handoffs import SCHEMES, Ranking, Scheme
 from quic_pfec.llm.models import LoadedModel
-from quic_pfec.llm.profiler import continuation
+from quic_pfec.llm.profiler import continuation, control_ids
 from quic_pfec.llm.shared import Pattern, answers, log_probabilities, verdicts
 
 __all__ = ["RANKINGS", "RECEIVERS", "Deliveries", "Profiles", "Record", "Settings", "evaluate_example", "layout_of"]
@@ -118,7 +119,7 @@ def evaluate_example(
 ) -> list[Record]:
     """Every judgement of `examples[number]`; the other examples top up its context and lend the wrong cache.
 
-    Raises ValueError if a prompt of `settings.tokens` cannot be made, or the model does not attend to the whole context.
+    Raises ValueError if a prompt of `settings.tokens` cannot be made, or a layer does not attend to the whole context.
     """
     task = _Task(m, examples, number, settings, profiles)
     return [*task.arms(), *task.retention(), *task.handoffs(deliveries, schemes)]
@@ -137,7 +138,7 @@ class _Task:
         ids = self._ids(self.example)
         cache = prefill(m, ids)
         self.cue = m.encode(ANSWER_CUE)
-        self.forced = continuation(m, cache, self.cue, settings.positions)
+        self.forced = continuation(m, cache, self.cue, settings.positions, control_ids(m))
         self.whole = Pattern.whole(len(self.layout.layers))
         self.reference = log_probabilities(m, cache, self.cue, self.forced, [self.whole], "mask")[0]
         self.mass = attention_mass(m, cache, ids)
@@ -148,20 +149,13 @@ class _Task:
 
     def arms(self) -> list[Record]:
         """The whole cache, another prompt's, and none."""
-        m, given = self.m, self.settings.tokens
-        found = []
-        contexts = (
-            ("intact", lambda: self.wire),
-            ("wrong_cache", lambda: prefill(m, self._ids(self.other))),
-            ("no_context", lambda: prefill(m, text_prompt(m.tokenizer, self.example)[-given:])),
-        )
-        for arm, make in contexts:
-            cache = make()
+        m, found = self.m, []
+        bare = text_prompt(m.tokenizer, self.example)[-self.settings.tokens :]
+        for arm, ids in (("intact", None), ("wrong_cache", self._ids(self.other)), ("no_context", bare)):
+            cache = self.wire if ids is None else prefill(m, ids)
             [verdict] = verdicts(m, cache, self.cue, self.forced, [self.whole], "mask", self.reference)
             [f1] = self._f1(cache, [self.whole], "mask")
-            found.append(
-                Record(example=self.example.id, arm=arm, agreement=verdict.agreement, kl=verdict.kl, f1=f1)
-            )  # fmt: skip
+            found.append(Record(example=self.example.id, arm=arm, agreement=verdict.agreement, kl=verdict.kl, f1=f1))
         return found
 
     def retention(self) -> list[Record]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ import msgspec
 from quic_pfec.kv.profile import PAPER_GROUPS, Profile, Receiver
 from quic_pfec.llm import profiler
 from quic_pfec.llm.dataset import Dataset, Example
-from quic_pfec.llm.handoffs import SCHEMES, Ranking, completion, deliver, open_channel
+from quic_pfec.llm.handoffs import SCHEMES, Ranking, completion, deliver, open_channel, packets_of_a_unit
 from quic_pfec.llm.models import LoadedModel, load
 from quic_pfec.llm.quality import RECEIVERS, Deliveries, Profiles, Record, Settings, evaluate_example, layout_of
 
@@ -136,6 +137,7 @@ def run(
     settings that do not fit model or data.
     """
     layout = layout_of(m, settings)
+    packets_of_a_unit(layout)  # what cannot be simulated must not cost a profile first
     channel = open_channel(settings.channel)
     notes = Journal(journal, settings_key(m, data, settings))
     _measure_profiles(m, data, settings, notes, progress)
@@ -166,9 +168,7 @@ def run(
     return Run(records, notes.profiles, completions, len(chosen), resumed)
 
 
-def _measure_profiles(
-    m: LoadedModel, data: Dataset, settings: Settings, notes: Journal, progress: Progress
-) -> None:
+def _measure_profiles(m: LoadedModel, data: Dataset, settings: Settings, notes: Journal, progress: Progress) -> None:
     prompts = min(settings.profile_prompts, len(data.profile))
     kinds: list[tuple[Ranking, int]] = [("paper", min(PAPER_GROUPS, int(m.config.num_hidden_layers))), ("layer", 0)]
     for ranking, groups in kinds:
@@ -184,8 +184,8 @@ def _measure_profiles(
                 seed=settings.seed,
                 batch=5 * settings.batch,
             )
-            step = f"profile: {ranking}, {receiver}"
-            profile = profiler.measure(m, wanted, lambda done, total, step=step: progress(step, done, total), data)
+            report = partial(progress, f"profile: {ranking}, {receiver}")
+            profile = profiler.measure(m, wanted, report, data)
             notes.add_profile(ranking, receiver, profile)
 
 

@@ -230,15 +230,18 @@ def answers(
     for start in range(0, len(patterns), batch):
         part = patterns[start : start + batch]
         step = torch.tensor([list(prompt_ids)], device=m.device).expand(len(part), -1)
-        tokens = []
+        tokens: list[list[int]] = []
         with exchanged_attention(m.model):
             shared = SharedCache(cache, part, receiver)
-            for _ in range(max_new_tokens):
+            ended = torch.zeros(len(part), dtype=torch.bool, device=m.device)
+            ends = torch.tensor(sorted(m.eos_ids), dtype=torch.long, device=m.device)
+            while len(tokens) < max_new_tokens and not bool(ended.all()):
                 step = forward(m, shared, step, 1)[:, 0].argmax(dim=-1, keepdim=True)
                 tokens.append(step[:, 0].tolist())
+                ended |= torch.isin(step[:, 0], ends)
         for row in zip(*tokens, strict=True):
-            ends = [place for place, token in enumerate(row) if token in m.eos_ids]
-            found.append(list(row[: ends[0]] if ends else row))
+            places = [place for place, token in enumerate(row) if token in m.eos_ids]
+            found.append(list(row[: places[0]] if places else row))
     return found
 
 
