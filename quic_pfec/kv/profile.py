@@ -218,7 +218,12 @@ def unit_utility(layout: Layout, profile: Profile) -> npt.NDArray[np.float64]:
     """
     if profile.layers != len(layout.layers):
         raise LocalError(f"profile {profile.id} has {profile.layers} layers, the cache {len(layout.layers)}")
-    utility = (profile.table() @ cell_fractions(layout, profile.bins).T).reshape(-1)
+    table, fractions = profile.table(), cell_fractions(layout, profile.bins)
+    spread = np.zeros((profile.layers, layout.columns))
+    for index in range(profile.bins):
+        # Not a matrix product: BLAS rounds by where an element stands, and equal blocks must tie exactly.
+        spread += table[:, index, None] * fractions[None, :, index]
+    utility = spread.reshape(-1)
     if not utility.any():
         raise LocalError(f"profile {profile.id} is zero for the tokens of this hand-off")
     return utility
