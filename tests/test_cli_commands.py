@@ -23,7 +23,7 @@ from quic_pfec.cli.main import app
 from quic_pfec.fec import codec
 from quic_pfec.wire.limits import Limits
 
-COMMANDS = ("demo", "serve", "send", "selftest", "profile", "link", "cert", "info")
+COMMANDS = ("demo", "serve", "send", "selftest", "profile", "evaluate", "link", "cert", "info")
 
 
 def run(*arguments: str | Path) -> Result:

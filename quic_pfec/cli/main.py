@@ -18,6 +18,7 @@ from quic_pfec.cli.commands import (
     send_command,
 )
 from quic_pfec.cli.demo_command import demo_command
+from quic_pfec.cli.evaluate import evaluate_command
 from quic_pfec.cli.serve import serve_command
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app.command("serve")(serve_command)
 app.command("send")(send_command)
 app.command("selftest")(selftest_command)
 app.command("profile")(profile_command)
+app.command("evaluate")(evaluate_command)
 app.command("link", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(link_command)
 app.command("cert")(cert_command)
 app.command("info")(info_command)

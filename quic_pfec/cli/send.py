@@ -70,6 +70,9 @@ def send_command(
     profile: Annotated[
         Path | None, typer.Option(help="What matters (see `quic-pfec profile`). Default: the model's, if one ships.")
     ] = None,
+    score: Annotated[
+        str, typer.Option(help="request: what this context's last tokens attend to, weighed with the profile; profile.")
+    ] = "request",
     prompt: Annotated[str | None, typer.Option(help="What the receiver continues from, behind the context.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, max=65536, help="Tokens it generates; 0 = none.")] = 64,
     extension: Annotated[bool, typer.Option("--extension/--no-extension", help="Speak the FEC extension.")] = True,
@@ -95,6 +98,8 @@ def send_command(
         fail(f"--order is utility, prefix or fifo, not {order!r}")
     if missing not in ("mask", "zero", "recompute"):
         fail(f"--missing is mask, zero or recompute, not {missing!r}")
+    if score not in ("request", "profile"):
+        fail(f"--score is request or profile, not {score!r}")
     if not 0 < deadline < float("inf"):
         fail(f"--deadline is a number of seconds above 0, not {deadline}")
     with need_extra():
@@ -103,6 +108,7 @@ def send_command(
 
         from quic_pfec.client import Generate, connect, prepare, send_kv
         from quic_pfec.kv.profile import builtin, load_profile
+        from quic_pfec.llm.attention_mass import score_request
         from quic_pfec.llm.corpus import CUE
         from quic_pfec.llm.generate import prefill
         from quic_pfec.llm.models import load
@@ -126,8 +132,11 @@ def send_command(
             load_profile(profile) if profile is not None
             else builtin(loaded.fingerprint, "zero" if missing == "zero" else "mask")
         )  # fmt: skip
+        by_request = score == "request" and order == "utility"
+        utility = score_request(loaded, cache, ids, what_matters) if by_request else None
         kv = prepare(
-            cache, tokens=ids, profile=what_matters, order=order,  # type: ignore[arg-type]  # checked above
+            cache, tokens=ids, profile=None if by_request else what_matters, utility=utility,
+            order=order,  # type: ignore[arg-type]  # checked above
             model=loaded.fingerprint, rope=loaded.rope,
         )  # fmt: skip
         return loaded, kv, prefill_s
