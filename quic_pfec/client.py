@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from quic_pfec.kv.prepared import PreparedKV, prepare_arrays
 from quic_pfec.kv.profile import Profile, builtin
-from quic_pfec.quic.configuration import configuration, provisioned_rate
+from quic_pfec.quic.configuration import configuration
+from quic_pfec.quic.congestion import choose_congestion
 from quic_pfec.quic.endpoint import open_connection
 from quic_pfec.quic.handler import Handler
 from quic_pfec.quic.outgoing import HandoffRefused, Outgoing, Request, SendOptions
@@ -162,6 +163,7 @@ async def connect(
     token: str | None = None,
     congestion_control: str = "cubic",
     rate: str | float | None = None,
+    lossy: bool = False,
     extension: bool = True,
     handler: Handler | None = None,
     limits: Limits | None = None,
@@ -171,12 +173,13 @@ async def connect(
 
     ca_certs: PEM file of authorities to trust, default the system's. insecure: check no certificate (tests only).
     client_certificate: (certificate, key) files for mutual TLS. token: what the peer asks for. congestion_control:
-    "cubic", "reno", or "rate" together with `rate` ("50Mbps" or bit/s): a provisioned rate for a path that is known to
-    lose packets; `rate` alone implies it. extension=False: speak plain QUIC only. handler: takes the peer's hand-offs.
+    "cubic", "reno", "bbr", or "rate" together with `rate` ("50Mbps" or bit/s): a provisioned rate for a path that is
+    known to lose packets; `rate` alone implies it. lossy: the path is known to lose packets, not its rate; "bbr" then
+    bears random loss, and is implied. extension=False: speak plain QUIC only. handler: takes the peer's hand-offs.
 
     Raises ConnectionError if the peer cannot be reached in time, ValueError for settings that contradict each other.
     """
-    rate_bps = provisioned_rate(congestion_control, rate)
+    congestion = choose_congestion(congestion_control, rate, lossy)
     limits = limits or Limits()
     config = configuration(
         is_client=True,
@@ -184,7 +187,7 @@ async def connect(
         insecure=insecure,
         server_name=server_name,
         certificate=client_certificate,
-        congestion_control="reno" if rate_bps is not None else congestion_control,
+        congestion_control=congestion.aioquic_name,
     )
     async with open_connection(
         host,
@@ -193,7 +196,7 @@ async def connect(
         make_protocol=lambda quic: PfecProtocol(quic, handler=handler, token=token or ""),
         # Who takes no hand-offs announces so, and keeps no memory for any.
         options={"limits": limits if handler else replace(limits, max_transfers=0), "enabled": extension},
-        rate_bps=rate_bps,
+        congestion=congestion,
         timeout_s=timeout_s,
     ) as protocol:
         yield Connection(protocol)
@@ -369,6 +372,8 @@ def _report(conn: Connection, outgoing: Outgoing, report: messages.Report | None
         started_clock_s=outgoing.started_s,
         first_packet_clock_s=None if stats is None else stats.first_packet_s,
         frozen_clock_s=None if report is None else report.frozen_clock_s,
+        congestion_control=conn.protocol.quic.congestion_control,
+        loss_threshold=conn.protocol.quic.loss_threshold,
     )
     answer.text = KVText(outgoing, answer).__aiter__()
     return answer

@@ -9,7 +9,8 @@ from typing import Any
 
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.quic.admission import Admissions
-from quic_pfec.quic.configuration import configuration, provisioned_rate
+from quic_pfec.quic.configuration import configuration
+from quic_pfec.quic.congestion import choose_congestion
 from quic_pfec.quic.connection import EarlyBudget
 from quic_pfec.quic.endpoint import Listener, listen
 from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
@@ -61,6 +62,7 @@ async def serve(
     client_ca: str | None = None,
     congestion_control: str = "cubic",
     rate: str | float | None = None,
+    lossy: bool = False,
     extension: bool = True,
     max_transfers: int = 8,
     max_bytes: int | None = None,
@@ -75,8 +77,8 @@ async def serve(
     on_kv gets a `ReceivedKV` for each hand-off at its freeze; or handler decides everything (the LLM endpoint is one).
     certificate, private_key: PEM files, TLS 1.3 always. token: senders must present it. client_ca: PEM file; senders
     must present a certificate that it signed. max_transfers, max_bytes: hand-offs under way at once, and their memory;
-    beyond it senders hear `busy`. congestion_control, rate: as in `connect`, for what this side sends. limits: see
-    `Limits`.
+    beyond it senders hear `busy`. congestion_control, rate, lossy: as in `connect`, for what this side sends.
+    limits: see `Limits`.
 
     Raises ValueError for contradictory settings, OSError if the address cannot be bound.
     """
@@ -90,12 +92,12 @@ async def serve(
         assert on_kv is not None
         admissions = Admissions(max_transfers, limits.max_server_bytes if max_bytes is None else max_bytes)
         chosen = CallbackHandler(on_kv, token=token, admissions=admissions)
-    rate_bps = provisioned_rate(congestion_control, rate)
+    congestion = choose_congestion(congestion_control, rate, lossy)
     config = configuration(
         is_client=False,
         certificate=(certificate, private_key),
         client_ca=client_ca,
-        congestion_control="reno" if rate_bps is not None else congestion_control,
+        congestion_control=congestion.aioquic_name,
         secrets_log=secrets_log,
         quic_log=quic_log,
     )
@@ -106,7 +108,7 @@ async def serve(
         configuration=config,
         make_protocol=lambda quic: PfecProtocol(quic, handler=chosen),
         options={"limits": limits, "enabled": extension, "early": early},
-        rate_bps=rate_bps,
+        congestion=congestion,
         max_connections=max_connections,
         retry=retry,
     )

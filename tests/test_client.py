@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,21 @@ async def test_the_stream_is_cut_at_the_deadline() -> None:
                 # The connection is as good as before.
                 again = await send_kv(conn, arrays(1, 16), 20.0)
                 assert again.j_block == 1.0
+
+
+@pytest.mark.parametrize(("options", "threshold"), [({"lossy": True}, 0.4), ({"congestion_control": "bbr"}, 0.02)])
+async def test_bbr_carries_a_hand_off_and_the_report_names_its_threshold(
+    options: dict[str, Any], threshold: float
+) -> None:
+    async with serving() as server:
+        with relaying(server, rate_bps=5e6, owd_s=0.01, loss=PRESETS["iid5"] if "lossy" in options else None) as relay:
+            async with connecting(relay.port, **options) as conn:
+                kv = prepared()
+                report = await send_kv(conn, kv, 20.0)
+    assert report.confirmed
+    assert report.units_missing == report.units_partial == 0
+    assert (report.congestion_control, report.loss_threshold) == ("bbr", threshold)
+    assert report.as_dict()["loss_threshold"] == threshold
 
 
 async def test_a_standard_controller_on_a_lossy_link_is_named_as_what_held_back() -> None:

@@ -58,8 +58,11 @@ def send_command(
         str | None, typer.Option(help="Provisioned rate, e.g. 50Mbps, for a path that is known to lose packets.")
     ] = None,
     congestion_control: Annotated[
-        str, typer.Option("--congestion-control-algorithm", help="cubic, reno, or rate (with --rate).")
+        str, typer.Option("--congestion-control-algorithm", help="cubic, reno, bbr, or rate (with --rate).")
     ] = "cubic",
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="The path is known to lose packets: bbr bears that. Implies bbr.")
+    ] = False,
     scheduler: Annotated[str, typer.Option(help="hybrid, or one to compare with (see `quic-pfec info`).")] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
@@ -112,7 +115,7 @@ def send_command(
         from quic_pfec.llm.corpus import CUE
         from quic_pfec.llm.generate import prefill
         from quic_pfec.llm.models import load
-    from quic_pfec.quic.configuration import provisioned_rate
+    from quic_pfec.quic.congestion import choose_congestion
     from quic_pfec.quic.outgoing import HandoffRefused
     from quic_pfec.schedule.policies import make_policy
 
@@ -153,6 +156,7 @@ def send_command(
             token=token,
             congestion_control=congestion_control,
             rate=rate,
+            lossy=lossy,
             extension=extension,
         ) as conn:
             report = await send_kv(
@@ -170,7 +174,7 @@ def send_command(
 
     try:
         make_policy(scheduler)  # a wrong name must not cost a prefill
-        provisioned_rate(congestion_control, rate)
+        choose_congestion(congestion_control, rate, lossy)
         loaded, kv, prefill_s = make_ready()
         report, text = asyncio.run(run(kv))
     except socket.gaierror as error:
@@ -229,6 +233,9 @@ def summary(report: KVReport) -> list[str]:
         )
     else:
         lines.insert(1, "packets  over a plain stream: the extension is off")
+    if report.congestion_control:
+        bears = "" if report.loss_threshold is None else f", which bears {report.loss_threshold:.0%} loss a round trip"
+        lines.append(f"rate     kept by {report.congestion_control}{bears}")
     return lines
 
 

@@ -55,8 +55,11 @@ def serve_command(
     ] = None,
     rate: Annotated[str | None, typer.Option(help="Provisioned rate of what this side sends, e.g. 50Mbps.")] = None,
     congestion_control: Annotated[
-        str, typer.Option("--congestion-control-algorithm", help="cubic, reno, or rate (with --rate).")
+        str, typer.Option("--congestion-control-algorithm", help="cubic, reno, bbr, or rate (with --rate).")
     ] = "cubic",
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="The path is known to lose packets: bbr bears that. Implies bbr.")
+    ] = False,
     extension: Annotated[bool, typer.Option("--extension/--no-extension", help="Speak the FEC extension.")] = True,
     retry: Annotated[
         bool, typer.Option("--stateless-retry", "-r", help="Validate addresses with a Retry packet.")
@@ -119,6 +122,7 @@ def serve_command(
             client_ca=None if client_ca is None else str(client_ca),
             congestion_control=congestion_control,
             rate=rate,
+            lossy=lossy,
             extension=extension,
             retry=retry,
             secrets_log=None if secrets_log is None else str(secrets_log),

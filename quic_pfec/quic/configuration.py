@@ -9,10 +9,9 @@ from pathlib import Path
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.logger import QuicFileLogger
 
-from quic_pfec.quantities import parse_rate
 from quic_pfec.wire.errors import LocalError
 
-__all__ = ["ALPN", "MAX_DATAGRAM_SIZE", "configuration", "provisioned_rate"]
+__all__ = ["ALPN", "MAX_DATAGRAM_SIZE", "configuration"]
 
 ALPN = "pfec/1"
 MAX_DATAGRAM_SIZE = 1452
@@ -90,16 +89,3 @@ def _check_key(result: QuicConfiguration, names: tuple[str, str]) -> None:
     loaded, key = result.certificate, result.private_key
     if loaded is None or key is None or loaded.public_key() != key.public_key():
         raise LocalError(f"the private key {names[1]} does not belong to the certificate {names[0]}")
-
-
-def provisioned_rate(congestion_control: str, rate: str | float | None) -> float | None:
-    """The provisioned rate in bit/s, None for a standard controller. Raises `LocalError` if the two do not fit."""
-    if rate is not None:
-        if congestion_control not in ("rate", "cubic"):
-            raise LocalError(f"rate= goes with congestion_control='rate', not {congestion_control!r}")
-        return parse_rate(rate)
-    if congestion_control == "rate":
-        raise LocalError("congestion_control='rate' needs rate=, for example rate='50Mbps'")
-    if congestion_control not in ("cubic", "reno"):
-        raise LocalError(f"congestion_control must be 'cubic', 'reno' or 'rate', not {congestion_control!r}")
-    return None

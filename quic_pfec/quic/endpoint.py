@@ -36,9 +36,9 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from quic_pfec.quic.compat import ExtensionConnection
 from quic_pfec.quic.configuration import configuration
+from quic_pfec.quic.congestion import Congestion
 from quic_pfec.quic.connection import PfecConnection
 from quic_pfec.quic.driver import ExtensionProtocol
-from quic_pfec.quic.rate import rate_control
 from quic_pfec.quic.udp import UdpSocket
 
 __all__ = ["ExtensionProtocol", "Listener", "configuration", "listen", "open_connection"]
@@ -236,11 +236,11 @@ async def listen(
     make_protocol: Callable[[Any], ExtensionProtocol[Any]],
     connection_class: type[ExtensionConnection] = PfecConnection,
     options: Mapping[str, Any] | None = None,
-    rate_bps: float | None = None,
+    congestion: Congestion | None = None,
     max_connections: int = 256,
     retry: bool = False,
 ) -> Listener:
-    """Bind a server; port 0 takes any. `options` go to `setup` of every connection, `rate_bps` to its controller.
+    """Bind a server; port 0 takes any. `options` go to `setup` of every connection; `congestion` is its controller.
 
     Beyond `max_connections` clients are refused at once. `retry` makes every client prove its address first, at the
     cost of a round trip. Raises OSError when the address cannot be bound.
@@ -250,7 +250,7 @@ async def listen(
     return Listener(
         sock,
         configuration=configuration,
-        make_connection=_connection_maker(connection_class, configuration, options, rate_bps),
+        make_connection=_connection_maker(connection_class, configuration, options, congestion),
         make_protocol=make_protocol,
         max_connections=max_connections,
         retry=retry,
@@ -266,7 +266,7 @@ async def open_connection(
     make_protocol: Callable[[Any], P],
     connection_class: type[ExtensionConnection] = PfecConnection,
     options: Mapping[str, Any] | None = None,
-    rate_bps: float | None = None,
+    congestion: Congestion | None = None,
     timeout_s: float = 10.0,
 ) -> AsyncIterator[P]:
     """Connect to a server and close on exit. Arguments as in `listen`.
@@ -276,7 +276,7 @@ async def open_connection(
     """
     if configuration.server_name is None:
         configuration = dataclasses.replace(configuration, server_name=host)
-    make_connection = _connection_maker(connection_class, configuration, options, rate_bps)
+    make_connection = _connection_maker(connection_class, configuration, options, congestion)
     addresses = await _resolve(host, port, passive=False)
     give_up = time.monotonic() + timeout_s
     for index, (family, address) in enumerate(addresses):
@@ -332,12 +332,12 @@ def _connection_maker(
     connection_class: type[ExtensionConnection],
     configuration: QuicConfiguration,
     options: Mapping[str, Any] | None,
-    rate_bps: float | None,
+    congestion: Congestion | None,
 ) -> Callable[..., ExtensionConnection]:
     def make(**arguments: Any) -> ExtensionConnection:
         quic = connection_class(configuration=configuration, options=options, **arguments)
-        if rate_bps is not None:
-            quic.set_congestion_control(*rate_control(rate_bps, max_datagram_size=configuration.max_datagram_size))
+        if congestion is not None:
+            congestion.install(quic, configuration.max_datagram_size)
         return quic
 
     return make

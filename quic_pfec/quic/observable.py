@@ -59,6 +59,16 @@ class ObservableConnection(QuicConnection):
         return self._loss.congestion_window
 
     @property
+    def congestion_control(self) -> str:
+        """Name of the controller: one of ours, or the one that aioquic was configured with."""
+        return str(getattr(self._loss._cc, "name", self._configuration.congestion_control_algorithm))
+
+    @property
+    def loss_threshold(self) -> float | None:
+        """Share of losses in a round trip that the controller bears; None where that is no matter of a threshold."""
+        return getattr(self._loss._cc, "loss_threshold", None)
+
+    @property
     def bytes_in_flight(self) -> int:
         return self._loss.bytes_in_flight
 
