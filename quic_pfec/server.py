@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from quic_pfec.kv.received import ReceivedKV
+from quic_pfec.quantities import described, integer
 from quic_pfec.quic.admission import Admissions
-from quic_pfec.quic.configuration import configuration, provisioned_rate
+from quic_pfec.quic.configuration import check_token, configuration, provisioned_rate
 from quic_pfec.quic.connection import EarlyBudget
 from quic_pfec.quic.endpoint import Listener, listen
 from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
@@ -78,10 +79,21 @@ async def serve(
     beyond it senders hear `busy`. congestion_control, rate: as in `connect`, for what this side sends. limits: see
     `Limits`.
 
-    Raises ValueError for contradictory settings, OSError if the address cannot be bound.
+    Raises ValueError for contradictory settings and files that are not what they should be, OSError if the address
+    cannot be bound or a file cannot be read.
     """
     if (on_kv is None) == (handler is None):
         raise LocalError("give exactly one of on_kv (a function) and handler")
+    if on_kv is not None and not callable(on_kv):
+        raise LocalError(f"on_kv is a function that takes a ReceivedKV, not {described(on_kv)}")
+    if handler is not None and token is not None:
+        raise LocalError("a handler has a token of its own: give it there")
+    integer("port", port, 0, 65535)
+    integer("max_transfers", max_transfers, 1, 1 << 20)
+    integer("max_connections", max_connections, 1, 1 << 20)
+    if max_bytes is not None:
+        integer("max_bytes", max_bytes, 1, 1 << 62)
+    check_token(token)
     limits = limits or Limits()
     chosen: Handler
     if handler is not None:

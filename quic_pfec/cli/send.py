@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -164,8 +163,6 @@ def send_command(
         provisioned_rate(congestion_control, rate)
         loaded, kv, prefill_s = make_ready()
         report, text = asyncio.run(run(kv))
-    except socket.gaierror as error:
-        fail(f"there is no host {host}: {error.strerror}")
     except (HandoffRefused, ValueError, OSError) as error:  # ConnectionError is an OSError
         fail(str(error) or type(error).__name__)
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ __all__ = ["CONTRACT", "missing_names"]
 
 CONTRACT = (
     "_QuicConnection__frame_handlers",
+    "_close_event",
     "_close_pending",
     "_configuration",
     "_confirm_handshake",

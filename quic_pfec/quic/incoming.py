@@ -193,7 +193,11 @@ class Incoming:
         remaining_s = deadline_s - now
         try:
             if not limits.min_deadline_us <= remaining_s * 1e6 <= limits.max_deadline_us:
-                raise Refusal(AppCode.DEADLINE, f"the deadline is {remaining_s * 1000:.1f} ms away, outside my limits")
+                least_s, most_s = limits.min_deadline_us / 1e6, limits.max_deadline_us / 1e6
+                raise Refusal(
+                    AppCode.DEADLINE,
+                    f"the deadline is {remaining_s:.4f} s away; this receiver takes {least_s:g} to {most_s:g} s",
+                )
             self._reserve(sum(count * nbytes for count, nbytes in unit_runs(manifest)))
             self._admission = handler.admit(manifest, remaining_s)
         except Refusal as refusal:

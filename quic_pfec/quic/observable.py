@@ -27,6 +27,12 @@ class ObservableConnection(QuicConnection):
         return self._close_pending or self._state in END_STATES
 
     @property
+    def close_cause(self) -> tuple[int, str]:
+        """Code and phrase of the close under way, whoever began it; (0, "") while there is none."""
+        event = self._close_event
+        return (0, "") if event is None else (event.error_code, event.reason_phrase)
+
+    @property
     def frame_space(self) -> int:
         """Bytes that one frame of ours, type included, can have in a packet of its own: 1,425 with the defaults."""
         return self._max_datagram_size - (3 + len(self._peer_cid.cid)) - 16

@@ -20,6 +20,7 @@ from aioquic.quic.events import (
 from quic_pfec.quic.connection import PfecConnection, TransferEvent
 from quic_pfec.quic.endpoint import ExtensionProtocol
 from quic_pfec.quic.handler import Handler
+from quic_pfec.quic.handshake import failure
 from quic_pfec.quic.incoming import Incoming
 from quic_pfec.quic.outgoing import Request
 from quic_pfec.transfer.sender import TraceRow
@@ -126,7 +127,7 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
             outgoing.after_transmit()
 
     def _terminated(self, event: ConnectionTerminated) -> None:
-        self.close_reason = event.reason_phrase or f"code 0x{event.error_code:x}"
+        self.close_reason = failure(event.error_code, event.reason_phrase, ours=False)
         self._let_go()
 
     def _finish(self) -> None:
@@ -148,7 +149,9 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
     def begin(self, outgoing: Request) -> None:
         """Starts a hand-off or a request of ours and sends its first packets. Raises ConnectionError if it cannot."""
         if self.quic.is_closing:
-            raise ConnectionError(f"the connection is closed: {self.close_reason or 'by us'}")
+            code, phrase = self.quic.close_cause  # its event may still be under way
+            why = self.close_reason or (failure(code, phrase, ours=False) if code or phrase else "by us")
+            raise ConnectionError(f"the connection is closed: {why}")
         self._outgoing[outgoing.start()] = outgoing
         self.transmit()
 
