@@ -25,7 +25,7 @@ from quic_pfec.schedule.policies import POLICY_NAMES
 from quic_pfec.transfer.report import bits, outcome, symbols_digest
 from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire import messages
-from quic_pfec.wire.errors import LocalError
+from quic_pfec.wire.errors import AppCode, LocalError
 from quic_pfec.wire.limits import Limits
 from quic_pfec.wire.manifest import MODEL_UNSTATED
 
@@ -101,6 +101,21 @@ class Connection:
         question = Request(self._protocol, request.message(handle, self._protocol.token))
         self._protocol.begin(question)
         return KVText(question)
+
+    async def authorise(self) -> None:
+        """Asks whether the peer takes our token, before anything costly is done for it. Raises HandoffRefused if not.
+
+        It asks for a turn on a handle that nobody has (docs/wire.md section 7): any other answer means yes.
+        """
+        question = Request(self._protocol, Generate(max_new_tokens=0).message(0, self._protocol.token))
+        self._protocol.begin(question)
+        while await question.replies.get() is not None:
+            pass
+        if isinstance(question.error, HandoffRefused):
+            if question.error.code is AppCode.UNAUTHORIZED:
+                raise question.error
+        elif question.error is not None:
+            raise question.error
 
 
 class KVText:
@@ -290,6 +305,15 @@ def _is_numpy(pair: tuple[Any, ...]) -> bool:
     return len(pair) == 2 and all(isinstance(part, np.ndarray) for part in pair)
 
 
+def check_scheduler(name: str) -> None:
+    """Raises LocalError, which lists the names and says which is the paper's design, for a name that is none."""
+    if name not in POLICY_NAMES:
+        raise LocalError(
+            f"unknown scheduler {described(name)}: choose one of {', '.join(POLICY_NAMES)} "
+            "(paper-deficit is the paper's design, hybrid the default)"
+        )
+
+
 async def send_kv(
     conn: Connection,
     cache: Any,
@@ -310,7 +334,8 @@ async def send_kv(
 
     cache: what `prepare` returned, or what it takes. deadline: seconds from this call (> 0); or deadline_at on
     `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
-    not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`. repair_budget: repairs plus resends allowed as a
+    not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`; "paper-deficit" is the paper's design with its
+    deficit heuristic in the place of the learned policy. repair_budget: repairs plus resends allowed as a
     share of the symbols, None = no limit. missing: what the receiver does about holes. base: handle of an earlier
     hand-off that holds the tokens before this one's first. then: what to generate, at the freeze, without another trip.
 
@@ -331,8 +356,7 @@ async def send_kv(
         deadline_s += called_s
     if not deadline_s > called_s:
         raise LocalError(f"the deadline is in the past: {name}={value!r} is {deadline_s - called_s:.3f} s from now")
-    if scheduler not in POLICY_NAMES:
-        raise LocalError(f"unknown scheduler {scheduler!r}: choose one of {', '.join(POLICY_NAMES)}")
+    check_scheduler(scheduler)
     if missing not in ("mask", "zero"):
         raise LocalError(f"missing must be 'mask' or 'zero', not {missing!r} (recompute is not in this release)")
     if repair_budget is not None and number("repair_budget", repair_budget, "a share of the symbols, such as 0.1") < 0:

@@ -309,8 +309,11 @@ async def test_wrong_or_missing_token_is_refused_with_the_reason(given: str | No
                     await send_kv(conn, arrays(1, 16), 5.0)
                 assert raised.value.code is AppCode.UNAUTHORIZED
                 assert not raised.value.busy
+                with pytest.raises(HandoffRefused, match="the token is missing or wrong"):
+                    await conn.authorise()
             await until(server.idle)
         async with connecting(server, token="right", extension=extension) as conn:
+            await conn.authorise()
             assert (await send_kv(conn, arrays(1, 16), 20.0)).confirmed
         assert len(server.received) == 1
 

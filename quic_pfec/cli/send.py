@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ import typer
 from quic_pfec.cli.output import fail, need_extra
 
 if TYPE_CHECKING:
+    from quic_pfec.client import Connection
     from quic_pfec.kv.prepared import PreparedKV
     from quic_pfec.llm.models import LoadedModel
     from quic_pfec.report import KVReport
@@ -59,7 +61,13 @@ def send_command(
     congestion_control: Annotated[
         str, typer.Option("--congestion-control-algorithm", help="cubic, reno, or rate (with --rate).")
     ] = "cubic",
-    scheduler: Annotated[str, typer.Option(help="hybrid, or one to compare with (see `quic-pfec info`).")] = "hybrid",
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            help="hybrid (ours), or one to compare with: paper-deficit (the paper's design, its deficit heuristic in "
+            "the place of the learned policy, which is not there yet), deficit, arq, fixed, none."
+        ),
+    ] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask or zero.")] = "mask",
     repair_budget: Annotated[
@@ -100,14 +108,14 @@ def send_command(
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        from quic_pfec.client import Generate, connect, prepare, send_kv
+        from quic_pfec.client import Generate, check_scheduler, connect, prepare, send_kv
         from quic_pfec.kv.profile import builtin, load_profile
         from quic_pfec.llm.corpus import CUE
         from quic_pfec.llm.generate import prefill
         from quic_pfec.llm.models import load
     from quic_pfec.quic.configuration import provisioned_rate
     from quic_pfec.quic.outgoing import HandoffRefused
-    from quic_pfec.schedule.policies import make_policy
+    from quic_pfec.wire.errors import AppCode
 
     console = Console(stderr=True, quiet=as_json)
 
@@ -131,9 +139,8 @@ def send_command(
         )  # fmt: skip
         return loaded, kv, prefill_s
 
-    async def run(kv: PreparedKV) -> tuple[KVReport, str]:
-        request = Generate(CUE if prompt is None else prompt, max_new_tokens=max_new_tokens)
-        async with connect(
+    def connection() -> AbstractAsyncContextManager[Connection]:
+        return connect(
             host,
             port,
             ca_certs=None if ca_certs is None else str(ca_certs),
@@ -144,7 +151,16 @@ def send_command(
             congestion_control=congestion_control,
             rate=rate,
             extension=extension,
-        ) as conn:
+        )
+
+    async def knock() -> None:
+        """A wrong port, certificate or token must not cost a prefill. The prefill may outlast an idle connection."""
+        async with connection() as conn:
+            await conn.authorise()
+
+    async def run(kv: PreparedKV) -> tuple[KVReport, str]:
+        request = Generate(CUE if prompt is None else prompt, max_new_tokens=max_new_tokens)
+        async with connection() as conn:
             report = await send_kv(
                 conn, kv, deadline, scheduler=scheduler, repair_budget=repair_budget,
                 missing=missing, then=request if max_new_tokens else None,  # type: ignore[arg-type]
@@ -159,11 +175,15 @@ def send_command(
             return report, "".join(parts)
 
     try:
-        make_policy(scheduler)  # a wrong name must not cost a prefill
+        check_scheduler(scheduler)
         provisioned_rate(congestion_control, rate)
+        asyncio.run(knock())
         loaded, kv, prefill_s = make_ready()
         report, text = asyncio.run(run(kv))
-    except (HandoffRefused, ValueError, OSError) as error:  # ConnectionError is an OSError
+    except HandoffRefused as error:
+        ours = f"; here it is {loaded.name}, --model {model}" if error.code is AppCode.MODEL_MISMATCH else ""
+        fail(f"{error}{ours}")
+    except (ValueError, OSError) as error:  # ConnectionError is an OSError
         fail(str(error) or type(error).__name__)
     except KeyboardInterrupt:
         fail("interrupted", 130)
