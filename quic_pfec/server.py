@@ -14,6 +14,7 @@ from quic_pfec.quic.configuration import check_token, configuration, provisioned
 from quic_pfec.quic.connection import EarlyBudget
 from quic_pfec.quic.endpoint import Listener, listen
 from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
+from quic_pfec.quic.journal import Journal
 from quic_pfec.quic.protocol import PfecProtocol
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, LocalError, Refusal
@@ -77,7 +78,7 @@ async def serve(
     certificate, private_key: PEM files, TLS 1.3 always. token: senders must present it. client_ca: PEM file; senders
     must present a certificate that it signed. max_transfers, max_bytes: hand-offs under way at once, and their memory;
     beyond it senders hear `busy`. congestion_control, rate: as in `connect`, for what this side sends. limits: see
-    `Limits`.
+    `Limits`. What became of each hand-off is logged to `quic_pfec.handoffs`.
 
     Raises ValueError for contradictory settings and files that are not what they should be, OSError if the address
     cannot be bound or a file cannot be read.
@@ -111,12 +112,12 @@ async def serve(
         secrets_log=secrets_log,
         quic_log=quic_log,
     )
-    early = EarlyBudget(limits)
+    early, journal = EarlyBudget(limits), Journal()
     return await listen(
         host,
         port,
         configuration=config,
-        make_protocol=lambda quic: PfecProtocol(quic, handler=chosen),
+        make_protocol=lambda quic: PfecProtocol(quic, handler=chosen, journal=journal),
         options={"limits": limits, "enabled": extension, "early": early},
         rate_bps=rate_bps,
         max_connections=max_connections,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import fail, log_to_stderr, need_extra
 
 if TYPE_CHECKING:
     from quic_pfec.client import Connection
@@ -89,7 +89,7 @@ def send_command(
     same model.
     """
     if verbose:
-        logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(name)s %(message)s")
+        log_to_stderr(logging.DEBUG)
     else:
         logging.getLogger().addHandler(logging.NullHandler())  # what is wrong is said once, in one line
     for path, what in ((ca_certs, "file of authorities"), (certificate, "certificate"), (private_key, "private key"),
