@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -48,6 +49,24 @@ def test_help_names_every_command() -> None:
     assert result.exit_code == 0
     for name in COMMANDS:
         assert name in result.output
+
+
+def test_without_arguments_it_shows_its_help() -> None:
+    result = run()
+    for name in COMMANDS:
+        assert name in result.output
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.output == f"quic-pfec {version('quic-pfec')}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_has_an_example(name: str) -> None:
+    assert "xample" in run(name, "--help").output
+    assert run(name, "--help").output.count(f"quic-pfec {name}") >= 2  # usage aside
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -404,8 +404,8 @@ async def test_handles_that_are_unknown_or_expired_are_refused() -> None:
             turn = await conn.generate(handle, Generate(PROMPT))
             with pytest.raises(HandoffRefused, match="unknown or has expired") as raised:
                 await turn.whole()
-            assert raised.value.code is AppCode.TOKENS_MISMATCH
-        await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "unknown or has expired", base=report.handle)
+            assert raised.value.code is AppCode.UNKNOWN_HANDLE
+        await refused(server, ready(64), AppCode.UNKNOWN_HANDLE, "unknown or has expired", base=report.handle)
 
 
 async def test_kept_caches_are_limited_by_memory() -> None:
@@ -444,7 +444,7 @@ async def test_increments_that_do_not_fit_are_refused() -> None:
             first = await send_kv(conn, ready(), 20.0)
         await until(server.idle)
         await refused(server, ready(64), AppCode.UNSUPPORTED, "base handle")
-        await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "unknown", base=77)
+        await refused(server, ready(64), AppCode.UNKNOWN_HANDLE, "unknown", base=77)
         await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "holds 100 tokens", base=first.handle)
         await refused(server, ready(), AppCode.UNSUPPORTED, "goes with rows", base=first.handle)
         assert server.admissions.refused == 0  # judged before any memory was reserved

@@ -80,6 +80,7 @@ async def test_handoff_and_later_turn(server: tuple[Echo, int, str]) -> None:
     def script() -> None:
         with sync.connect("127.0.0.1", port, ca_certs=ca, token="secret", rate="50Mbps") as conn:
             assert conn.extension == "on"
+            conn.authorise()
             handoff = conn.send_kv(
                 cache, PATIENCE_S, wire_dtype="fp32", then=quic_pfec.Generate("once upon a time", max_new_tokens=4)
             )
@@ -110,6 +111,8 @@ async def test_errors_reach_the_caller(server: tuple[Echo, int, str]) -> None:
         with pytest.raises(ValueError, match="rate"):
             sync.connect("127.0.0.1", port, ca_certs=ca, congestion_control="rate")
         with sync.connect("127.0.0.1", port, ca_certs=ca, token="guess") as conn:
+            with pytest.raises(HandoffRefused, match="token"):
+                conn.authorise()
             with pytest.raises(HandoffRefused, match="token is missing or wrong"):
                 conn.send_kv(arrays(seed=2), PATIENCE_S)
             with pytest.raises(ValueError, match="deadline"):

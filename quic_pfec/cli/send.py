@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import fail, log_to_stderr, need_extra
 
 if TYPE_CHECKING:
+    from quic_pfec.client import Connection
     from quic_pfec.kv.prepared import PreparedKV
     from quic_pfec.llm.models import LoadedModel
     from quic_pfec.report import KVReport
@@ -63,7 +64,13 @@ def send_command(
     lossy: Annotated[
         bool, typer.Option("--lossy", help="The path is known to lose packets: bbr bears that. Implies bbr.")
     ] = False,
-    scheduler: Annotated[str, typer.Option(help="hybrid, or one to compare with (see `quic-pfec info`).")] = "hybrid",
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            help="hybrid (ours), or one to compare with: paper-deficit (the paper's design, its deficit heuristic in "
+            "the place of the learned policy, which is not there yet), deficit, arq, fixed, none."
+        ),
+    ] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
     repair_budget: Annotated[
@@ -88,7 +95,7 @@ def send_command(
     same model.
     """
     if verbose:
-        logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(name)s %(message)s")
+        log_to_stderr(logging.DEBUG)
     else:
         logging.getLogger().addHandler(logging.NullHandler())  # what is wrong is said once, in one line
     for path, what in ((ca_certs, "file of authorities"), (certificate, "certificate"), (private_key, "private key"),
@@ -109,7 +116,7 @@ def send_command(
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        from quic_pfec.client import Generate, connect, prepare, send_kv
+        from quic_pfec.client import Generate, check_scheduler, connect, prepare, send_kv
         from quic_pfec.kv.profile import builtin, load_profile
         from quic_pfec.llm.attention_mass import score_request
         from quic_pfec.llm.corpus import CUE
@@ -117,7 +124,7 @@ def send_command(
         from quic_pfec.llm.models import load
     from quic_pfec.quic.congestion import choose_congestion
     from quic_pfec.quic.outgoing import HandoffRefused
-    from quic_pfec.schedule.policies import make_policy
+    from quic_pfec.wire.errors import AppCode
 
     console = Console(stderr=True, quiet=as_json)
 
@@ -144,9 +151,8 @@ def send_command(
         )  # fmt: skip
         return loaded, kv, prefill_s
 
-    async def run(kv: PreparedKV) -> tuple[KVReport, str]:
-        request = Generate(CUE if prompt is None else prompt, max_new_tokens=max_new_tokens)
-        async with connect(
+    def connection() -> AbstractAsyncContextManager[Connection]:
+        return connect(
             host,
             port,
             ca_certs=None if ca_certs is None else str(ca_certs),
@@ -158,7 +164,16 @@ def send_command(
             rate=rate,
             lossy=lossy,
             extension=extension,
-        ) as conn:
+        )
+
+    async def knock() -> None:
+        """A wrong port, certificate or token must not cost a prefill. The prefill may outlast an idle connection."""
+        async with connection() as conn:
+            await conn.authorise()
+
+    async def run(kv: PreparedKV) -> tuple[KVReport, str]:
+        request = Generate(CUE if prompt is None else prompt, max_new_tokens=max_new_tokens)
+        async with connection() as conn:
             report = await send_kv(
                 conn, kv, deadline, scheduler=scheduler, repair_budget=repair_budget,
                 missing=missing, then=request if max_new_tokens else None,  # type: ignore[arg-type]
@@ -173,13 +188,15 @@ def send_command(
             return report, "".join(parts)
 
     try:
-        make_policy(scheduler)  # a wrong name must not cost a prefill
+        check_scheduler(scheduler)  # a wrong name must not cost a prefill
         choose_congestion(congestion_control, rate, lossy)
+        asyncio.run(knock())
         loaded, kv, prefill_s = make_ready()
         report, text = asyncio.run(run(kv))
-    except socket.gaierror as error:
-        fail(f"there is no host {host}: {error.strerror}")
-    except (HandoffRefused, ValueError, OSError) as error:  # ConnectionError is an OSError
+    except HandoffRefused as error:
+        ours = f"; here it is {loaded.name}, --model {model}" if error.code is AppCode.MODEL_MISMATCH else ""
+        fail(f"{error}{ours}")
+    except (ValueError, OSError) as error:  # ConnectionError is an OSError
         fail(str(error) or type(error).__name__)
     except KeyboardInterrupt:
         fail("interrupted", 130)

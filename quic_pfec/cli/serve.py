@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import fail, log_to_stderr, need_extra
 
 SWITCH_INTERVAL_S = 0.0005
 
@@ -69,13 +69,17 @@ def serve_command(
         Path | None, typer.Option("--secrets-log", "-l", help="File for TLS secrets; for debugging only.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Say on stdout, in one JSON line, when it is ready.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    json_log: Annotated[bool, typer.Option("--json-log", help="Log in JSON, an object a line, on stderr.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log packets and events too, not only each hand-off.")
+    ] = False,
 ) -> None:
     """Take KV caches from other machines and continue from what arrived by the deadline.
 
-    Binds 127.0.0.1 unless told otherwise; TLS 1.3 always. Stop it with Ctrl-C.
+    Binds 127.0.0.1 unless told otherwise; TLS 1.3 always. Stop it with Ctrl-C. Each hand-off is one line of the log
+    (stderr): who sent it, how much came, how long it took, or why it was refused; never what was said.
     """
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_to_stderr(logging.DEBUG if verbose else logging.INFO, as_json=json_log)
     logging.getLogger("quic").setLevel(logging.DEBUG if verbose else logging.WARNING)
     for path, what in ((certificate, "certificate"), (private_key, "private key"), (client_ca, "client CA")):
         if path is not None and not path.is_file():

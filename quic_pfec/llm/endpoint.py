@@ -34,6 +34,7 @@ from quic_pfec.kv.hf import (
     to_cache,
 )
 from quic_pfec.kv.prepared import hash_tokens
+from quic_pfec.kv.profile import builtin
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.llm.generate import TextStream, greedy, prefill, score
 from quic_pfec.llm.models import LoadedModel
@@ -171,7 +172,8 @@ class LLMHandler:
         stated = manifest.model != MODEL_UNSTATED
         if stated and manifest.model != model.fingerprint:
             raise Refusal(
-                AppCode.MODEL_MISMATCH, f"this endpoint runs {model.fingerprint}, the cache is of {manifest.model}"
+                AppCode.MODEL_MISMATCH,
+                f"this endpoint runs {model.name} ({model.fingerprint}), the cache is of {_named(manifest.model)}",
             )
         if not stated and self._require_fingerprint:
             raise Refusal(AppCode.MODEL_MISMATCH, "the cache does not say which model it is of: prepare(model=...)")
@@ -377,6 +379,12 @@ class _ThreadReply:
 
     def done(self, reason: str, tokens: int) -> None:
         self._loop.call_soon_threadsafe(self._reply.done, reason, tokens)
+
+
+def _named(fingerprint: str) -> str:
+    """A model by what its sender called it, and by name where a shipped profile knows the fingerprint."""
+    known = builtin(fingerprint)
+    return fingerprint if known is None or known.model == fingerprint else f"{known.model} ({fingerprint})"
 
 
 def _nbytes(cache: Any) -> int:

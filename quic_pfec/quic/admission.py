@@ -113,7 +113,7 @@ class HandleStore(Generic[T]):
             self._sweep(now)
             kept = self._kept.get(handle)
             if kept is None:
-                raise Refusal(AppCode.TOKENS_MISMATCH, "the handle is unknown or has expired")
+                raise Refusal(AppCode.UNKNOWN_HANDLE, "the handle is unknown or has expired: hand the cache over again")
             kept.expires_s = now + self.ttl_s
             self._kept.move_to_end(handle)
             return kept.value

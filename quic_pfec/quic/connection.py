@@ -250,11 +250,15 @@ class PfecConnection(ExtensionConnection):
         if not self.senders:
             return False
         self._refresh_paths(now)
-        return any(sender.ready(now) for sender in self.senders.values())
+        return any(self._ready(sender, now) for sender in self.senders.values())
+
+    def _ready(self, sender: Sender, now: float) -> bool:
+        # Frames of a stream that the peer has not granted yet would close the connection (row 31).
+        return self.may_open(sender.transfer_id) and sender.ready(now)
 
     def next_frame(self, now: float, space: int) -> OutFrame | None:
         for sender in self._by_deadline():
-            if not sender.ready(now):
+            if not self._ready(sender, now):
                 continue
             for outgoing in sender.plan(now, 1, space):
                 token = None if outgoing.token is None else (sender, outgoing.token)

@@ -17,6 +17,7 @@ __all__ = ["CONTRACT", "missing_names"]
 
 CONTRACT = (
     "_QuicConnection__frame_handlers",
+    "_close_event",
     "_close_pending",
     "_configuration",
     "_confirm_handshake",
@@ -28,6 +29,7 @@ CONTRACT = (
     "_initialize",
     "_is_client",
     "_local_max_streams_bidi.value",
+    "_remote_max_streams_bidi",
     "_loss",
     "_loss._cc.bytes_in_flight",
     "_loss._cc.congestion_window",

@@ -39,6 +39,7 @@ from quic_pfec.quic.configuration import configuration
 from quic_pfec.quic.congestion import Congestion
 from quic_pfec.quic.connection import PfecConnection
 from quic_pfec.quic.driver import ExtensionProtocol
+from quic_pfec.quic.handshake import unanswered, until_refused
 from quic_pfec.quic.udp import UdpSocket
 
 __all__ = ["ExtensionProtocol", "Listener", "configuration", "listen", "open_connection"]
@@ -272,7 +273,7 @@ async def open_connection(
     """Connect to a server and close on exit. Arguments as in `listen`.
 
     A host with several addresses is tried in the order of the resolver, each but the last for one second. Raises
-    ConnectionError when none completes the handshake within `timeout_s`, OSError when the name cannot be resolved.
+    ConnectionError when none completes the handshake within `timeout_s`, or the name cannot be resolved.
     """
     if configuration.server_name is None:
         configuration = dataclasses.replace(configuration, server_name=host)
@@ -288,7 +289,7 @@ async def open_connection(
         if protocol is not None:
             break
     else:
-        raise ConnectionError(f"no answer from {host}:{port} within {timeout_s:g} s")
+        raise ConnectionError(unanswered(host, port, f"within {timeout_s:g} s"))
     try:
         yield protocol
     finally:
@@ -316,7 +317,7 @@ async def _attempt(
         protocol.start(address)
         try:
             async with asyncio.timeout(timeout_s):
-                await protocol.wait_connected()
+                await _connected_or_refused(protocol, address)
         except TimeoutError:
             return None, udp
         connected = True
@@ -326,6 +327,20 @@ async def _attempt(
             protocol.close()  # tells a server that answered too late
             protocol.abandon()
             udp.close()
+
+
+async def _connected_or_refused(protocol: ExtensionProtocol[Any], address: NetworkAddress) -> None:
+    connected = asyncio.ensure_future(protocol.wait_connected())
+    refused = asyncio.ensure_future(until_refused(address))
+    try:
+        await asyncio.wait((connected, refused), return_when=asyncio.FIRST_COMPLETED)
+        if not connected.done():
+            raise ConnectionError(unanswered(str(address[0]), int(address[1]), "(the host says nothing listens there)"))
+        connected.result()
+    finally:
+        for task in (connected, refused):
+            task.cancel()
+        await asyncio.gather(connected, refused, return_exceptions=True)
 
 
 def _connection_maker(
@@ -346,7 +361,10 @@ def _connection_maker(
 async def _resolve(host: str, port: int, *, passive: bool) -> list[tuple[int, NetworkAddress]]:
     loop = asyncio.get_running_loop()
     flags = socket.AI_PASSIVE if passive else 0
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+        raise ConnectionError(f"there is no host {host!r}: {error}") from None
     return [(int(info[0]), info[4]) for info in found]
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.wire import messages
-from quic_pfec.wire.errors import AppCode
+from quic_pfec.wire.errors import AppCode, Refusal
 from quic_pfec.wire.manifest import Manifest
 
 __all__ = ["Admission", "Freeze", "Handler", "Reply", "StandBy"]
@@ -96,6 +96,10 @@ class Reply:
         self._send = send
         self.cancelled = False
         """Set when nobody reads any more: work for this reply should stop. Safe to read from any thread."""
+        self.failure = ""
+        """Why it failed, empty if it did not."""
+        self.generated = 0
+        """New tokens, once it is done."""
 
     def decoding(self, frozen_s: float, started_s: float, missing_used: str = "") -> None:
         """`missing_used`: what was done about holes, where "recompute" was asked for."""
@@ -109,7 +113,9 @@ class Reply:
         self._send(messages.Scores(predictions))
 
     def done(self, reason: str, tokens: int) -> None:
+        self.generated = tokens
         self._send(messages.Done(reason, tokens))
 
     def failed(self, code: AppCode, reason: str) -> None:
+        self.failure = str(Refusal(code, reason))
         self._send(messages.Failed(code, reason[: messages.MAX_REASON]))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.prepared import hash_tokens
 from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
+from quic_pfec.quic.journal import Entry
 from quic_pfec.transfer.receiver import Event, Frozen, ManifestReceived, Receiver, ReceiverStats
 from quic_pfec.transfer.report import to_bitmap
 from quic_pfec.wire import messages
@@ -63,6 +64,9 @@ class Incoming:
         self._task: asyncio.Task[None] | None = None
         self._reply = Reply(self._send)
         self._reserved_bytes = 0
+        self._began_s = time.monotonic()
+        self._refusal: Refusal | None = None
+        self._received_s: float | None = None
         timeout_s = protocol.limits.manifest_timeout_us / 1e6
         self._opening_timer = asyncio.get_running_loop().call_later(timeout_s, self._opening_overdue)
 
@@ -200,7 +204,11 @@ class Incoming:
         remaining_s = deadline_s - now
         try:
             if not limits.min_deadline_us <= remaining_s * 1e6 <= limits.max_deadline_us:
-                raise Refusal(AppCode.DEADLINE, f"the deadline is {remaining_s * 1000:.1f} ms away, outside my limits")
+                least_s, most_s = limits.min_deadline_us / 1e6, limits.max_deadline_us / 1e6
+                raise Refusal(
+                    AppCode.DEADLINE,
+                    f"the deadline is {remaining_s:.4f} s away; this receiver takes {least_s:g} to {most_s:g} s",
+                )
             if self._recomputes and not manifest.tokens_hash:
                 raise Refusal(AppCode.UNSUPPORTED, "missing=recompute needs the token ids and their hash")
             ids = manifest.first_token + manifest.tokens if self._recomputes else 0
@@ -320,6 +328,7 @@ class Incoming:
             deadline_s = now if receiver.deadline_s is None else receiver.deadline_s
             partial = self._unsettled(receiver, assembler)
         complete = to_bitmap(assembler.complete)
+        self._received_s = frozen_s - self._began_s
         freeze = Freeze(
             manifest, admission.handle, frozen_s, deadline_s, self._granted_s, assembler, partial, self._tokens
         )
@@ -429,6 +438,7 @@ class Incoming:
         """Tells the peer why not and ends the transfer; the connection stays."""
         if self._over:
             return
+        self._refusal = Refusal(refusal.code, refusal.reason)  # without a traceback, which would hold all of this
         self._send(messages.Refused(refusal.code, refusal.reason[: messages.MAX_REASON]), last=True)
         if self._stream_open:
             self._protocol.stop(self.transfer_id, refusal.code)
@@ -461,6 +471,43 @@ class Incoming:
             self.transfer_id,
             admitted=self._admission is not None,
             waiting_for_stream=keep_outbox and bool(self._outbox),
+        )
+        if self._manifest is not None or self._request is not None or self._refusal is not None:
+            self._protocol.note(self._entry(given_up=not keep_outbox))
+
+    def _entry(self, given_up: bool) -> Entry:
+        """For the log: what became of it."""
+        manifest, admission, refusal = self._manifest, self._admission, self._refusal
+        complete = admission.assembler.complete if admission is not None else np.zeros(0, dtype=np.bool_)
+        again = self._opening is None and self._request is not None
+        kind: Literal["hand-off", "later turn", "credential check"] = "later turn" if again else "hand-off"
+        outcome: Literal["complete", "partial", "served", "accepted", "refused", "failed", "given up"]
+        if again and self._request is not None and self._request.handle == 0:
+            kind = "credential check"
+            if refusal is not None and refusal.code is not AppCode.UNAUTHORIZED:  # what it hopes to hear
+                refusal = None
+        if refusal is not None:
+            outcome = "refused"
+        elif self._reply.failure:
+            outcome = "failed"
+        elif given_up:
+            outcome = "given up"
+        elif again:
+            outcome = "served" if kind == "later turn" else "accepted"
+        else:
+            outcome = "complete" if bool(complete.all()) else "partial"
+        return Entry(
+            peer=self._protocol.peer,
+            kind=kind,
+            outcome=outcome,
+            total_s=time.monotonic() - self._began_s,
+            reason=str(refusal) if refusal is not None else self._reply.failure,
+            model="" if manifest is None else manifest.model,
+            tokens=0 if manifest is None else manifest.tokens,
+            blocks_complete=int(complete.sum()),
+            blocks_total=len(complete),
+            received_s=self._received_s,
+            generated=self._reply.generated,
         )
 
 
