@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+COMPILED := codec quic_pfec/schedule
+SOURCES := $(filter-out %/_codec.c %/_policy.c,$(wildcard $(foreach part,pyx pxi c h,$(addsuffix /*.$(part),$(COMPILED)))))
 
-.PHONY: setup demo test check fast fuzz wheel clean
+.PHONY: setup demo test test-isa check fast fuzz wheel clean
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml codec/_codec.pyx $(wildcard codec/*.pxi codec/*.c codec/*.h) .ci/setup
+$(STAMP): pyproject.toml $(SOURCES) .ci/setup
 	PYTHON="$(PYTHON)" VENV="$(VENV)" bash .ci/setup
 	@touch $(STAMP)
 
@@ -26,6 +28,10 @@ fast: setup
 test: check
 	$(BIN)/python -m pytest -q
 
+# The codec's tests once per level of this processor; `make test` holds them too.
+test-isa: setup
+	$(BIN)/python -m pytest -q --durations=0 tests/test_codec_isa.py
+
 fuzz: setup
 	PYTHON=$(BIN)/python bash .ci/fuzz
 
@@ -33,4 +39,4 @@ wheel: setup
 	$(BIN)/python -m build --outdir dist .
 
 clean:
-	rm -rf build dist out *.egg-info quic_pfec/*.so codec/_codec.c
+	rm -rf build dist out *.egg-info quic_pfec/*.so quic_pfec/*/*.so codec/_codec.c quic_pfec/schedule/_policy.c

@@ -7,13 +7,21 @@ refuses a second thread. All arithmetic is in the C files beside it. Contracts o
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBUF_STRIDES,
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport UINT64_MAX, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 import os
+import weakref
 
 
 cdef extern from "gf256.h" nogil:
@@ -46,6 +54,7 @@ cdef extern from "arena.h" nogil:
     int arena_init(arena *a, size_t slot_bytes, size_t slots)
     void arena_free(arena *a)
     void arena_ahead(arena *a, size_t index)
+    void arena_back_run(arena *a, size_t first, size_t count)
     uint8_t *arena_slot(const arena *a, size_t index)
 
 cdef extern from "decoder.h" nogil:
@@ -90,6 +99,9 @@ REPAIR_CONTRADICTS = C_REPAIR_CONTRADICTS
 cdef enum:
     MAX_SYMBOL_SIZE = 65535
     MAX_BURST = 64
+    UNIT_HEADER = 4  # bytes before the payload of a symbol: unit id (24 bits), fragment (8 bits), big endian
+    MAX_FRAGMENTS = 256
+    MAX_UNIT_BYTES = MAX_FRAGMENTS * MAX_SYMBOL_SIZE
 
 
 # ---- levels ------------------------------------------------------------------------------------------------------------
@@ -189,6 +201,20 @@ cdef int acquire(Py_buffer *view, data, size_t symbol_size) except -1:
     return 0
 
 
+cdef uint8_t *acquire_target(Py_buffer *view, out, offset, size_t symbol_size) except NULL:
+    """Take the writable buffer `out`, with room for a symbol at `offset`; the caller releases it."""
+    cdef uint64_t at = integer(offset, "offset", 0, <uint64_t>1 << 62)
+    try:
+        PyObject_GetBuffer(out, view, PyBUF_WRITABLE)
+    except BufferError as error:
+        raise ValueError(f"cannot be written to: {error}") from None
+    if at > <uint64_t>view.len or <uint64_t>view.len - at < symbol_size:
+        length = view.len
+        PyBuffer_Release(view)
+        raise ValueError(f"{length} bytes have no room for a symbol of {symbol_size} at {at}")
+    return <uint8_t *>view.buf + at
+
+
 @cython.final
 @cython.no_gc
 cdef class _Slot:
@@ -206,6 +232,37 @@ cdef class _Slot:
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.data, self.size, not self.writable, flags)
+        self.exports[0] += 1
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        self.exports[0] -= 1
+
+
+@cython.final
+@cython.no_gc
+cdef class _Run:
+    """Exporter of consecutive slots for writing, [slots, symbol_size], without their padding. Otherwise as _Slot."""
+
+    cdef object owner
+    cdef Py_ssize_t *exports
+    cdef uint8_t *data
+    cdef Py_ssize_t shape[2]
+    cdef Py_ssize_t strides[2]
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if flags & PyBUF_STRIDES != PyBUF_STRIDES:
+            raise BufferError("the slots of a run are apart: ask for strides")
+        buffer.buf = self.data
+        buffer.obj = self
+        buffer.len = self.shape[0] * self.shape[1]
+        buffer.itemsize = 1
+        buffer.readonly = False
+        buffer.ndim = 2
+        buffer.format = NULL  # unsigned bytes
+        buffer.shape = self.shape
+        buffer.strides = self.strides
+        buffer.suboffsets = NULL
+        buffer.internal = NULL
         self.exports[0] += 1
 
     def __releasebuffer__(self, Py_buffer *buffer):
@@ -242,6 +299,8 @@ def expand(transfer_id, repair_number, first_sid, degree, head_span, bytes head,
         free(coefficients)
 
 
+include "units.pxi"
 include "encoder.pxi"
 include "decoder.pxi"
+include "intake.pxi"
 include "doors.pxi"

@@ -40,6 +40,13 @@ static void memory_back(uint8_t *start, uint8_t *end)
     (void)madvise(start, (size_t)(end - start), MADV_POPULATE_WRITE);
 }
 
+static void memory_large(uint8_t *start, uint8_t *end)
+{
+    const uintptr_t page = 4096;
+    start = (uint8_t *)((uintptr_t)start & ~(page - 1));
+    (void)madvise(start, (size_t)(end - start), MADV_HUGEPAGE); /* refused where there are none, which is harmless */
+}
+
 #else
 
 static void *memory_new(size_t bytes)
@@ -66,6 +73,12 @@ static void memory_free(void *memory, size_t bytes)
 }
 
 static void memory_back(uint8_t *start, uint8_t *end)
+{
+    (void)start;
+    (void)end;
+}
+
+static void memory_large(uint8_t *start, uint8_t *end)
 {
     (void)start;
     (void)end;
@@ -114,6 +127,15 @@ void arena_back(arena *a, size_t index)
     const size_t end = index + AHEAD < a->slots ? index + AHEAD : a->slots;
     memory_back(arena_slot(a, index), arena_slot(a, end));
     a->touched = end;
+}
+
+void arena_back_run(arena *a, size_t first, size_t count)
+{
+    const size_t end = first + count;
+    memory_large(arena_slot(a, first), arena_slot(a, end));
+    memory_back(arena_slot(a, first), arena_slot(a, end));
+    if (first <= a->touched && end > a->touched)
+        a->touched = end;
 }
 
 void arena_free(arena *a)

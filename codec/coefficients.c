@@ -1,4 +1,4 @@
-/* SplitMix64, Floyd's sample and the expansion of a repair header (wire-format section 5). */
+/* SplitMix64, Floyd's sample and the expansion of a repair header (docs/wire.md §5). */
 #include "coefficients.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* From the header of a REPAIR frame to the list of (SID, coefficient): wire-format section 5, normative.
+/* From the header of a REPAIR frame to the list of (SID, coefficient): docs/wire.md §5, normative.
  *
  * Coefficients never travel. Both ends run SplitMix64 from the Transfer ID and the Repair Number, choose `degree`
  * members of the coding set with Floyd's algorithm, then draw one nonzero coefficient each in ascending SID order. */
@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PFEC_MAX_SPAN 16384u /* SIDs: the hard cap on Max Window (wire-format section 3), bounds every scratch buffer */
+#define PFEC_MAX_SPAN 16384u /* SIDs: the hard cap on Max Window (docs/wire.md §2), bounds every scratch buffer */
 #define PFEC_MAX_SID (1u << 30) /* exclusive: SIDs travel in the 4-byte varint form */
 
 /* Every field as the peer sent it: nothing is trusted before repair_header_check(). */

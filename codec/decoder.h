@@ -24,7 +24,7 @@
 #include "coefficients.h"
 
 #define PFEC_MAX_UNKNOWN 4096u     /* columns: the matrix takes up to 4 * columns^2 bytes */
-#define PFEC_MAX_CAPACITY (1u << 24) /* symbols: a unit id has 24 bits (wire-format section 1) */
+#define PFEC_MAX_CAPACITY (1u << 24) /* symbols: a unit id has 24 bits (docs/wire.md §3) */
 
 enum { SOURCE_NEW = 0, SOURCE_DUPLICATE = 1, SOURCE_CONFLICT = 2, SOURCE_REPLACED = 3 };
 enum { REPAIR_INNOVATIVE = 0, REPAIR_REDUNDANT = 1, REPAIR_TOO_COSTLY = 2, REPAIR_CONTRADICTS = 3 };

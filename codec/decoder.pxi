@@ -204,6 +204,11 @@ cdef class Decoder:
         }
 
     @property
+    def payload_macs(self):
+        self.enter()
+        return self.d.counters.payload_macs
+
+    @property
     def symbol_size(self):
         return self.d.symbol_size
 

@@ -46,7 +46,7 @@ def prefilled(model_name: str) -> quic_pfec.PreparedKV:
 
 async def send(kv: quic_pfec.PreparedKV, host: str, port: int, ca_certs: str) -> None:
     async with quic_pfec.connect(host, port, ca_certs=ca_certs, rate=RATE_BPS) as conn:
-        report = await quic_pfec.send_kv(conn, kv, deadline=0.5 * kv.packed.nbytes * 8 / RATE_BPS)
+        report = await quic_pfec.send_kv(conn, kv, deadline=0.5 * kv.nbytes * 8 / RATE_BPS)
     print(f"sent:     utility of whole blocks {report.j_block:.3f}; limited by {report.limited_by}")
 
 

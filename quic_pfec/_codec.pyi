@@ -1,6 +1,6 @@
 """The native codec: GF(2^8) streaming random-linear code over symbols of one size.
 
-Repair headers are eight integers-and-a-bitmap as in the REPAIR frame (wire-format section 4): `transfer_id` < 2^62,
+Repair headers are eight integers-and-a-bitmap as in the REPAIR frame (docs/wire.md §4): `transfer_id` < 2^62,
 `repair_number` < 2^32, `first_sid`, `degree` >= 1, `head_span` SIDs covered by `head` (bit i of byte j is SID
 first_sid + 8j + i; first and last covered bit set, unused bits clear), `tail_span` SIDs from
 first_sid + head_span + tail_offset on. Span = head_span + tail_offset + tail_span <= 16,384. Anything else is a
@@ -24,6 +24,9 @@ REPAIR_INNOVATIVE: int
 REPAIR_REDUNDANT: int
 REPAIR_TOO_COSTLY: int
 REPAIR_CONTRADICTS: int
+INTAKE_END: int
+INTAKE_ODD: int
+INTAKE_CONTRADICTS: int
 
 def isa() -> str:
     """Name of the kernels in use: the best of `isa_levels()`, or the one QUIC_PFEC_ISA named at import."""
@@ -41,9 +44,18 @@ def expand(
     tail_offset: int,
     tail_span: int,
 ) -> list[tuple[int, int]]:
-    """Terms of a repair as (SID, coefficient in 1..255), ascending, at most `degree` (wire-format section 5).
+    """Terms of a repair as (SID, coefficient in 1..255), ascending, at most `degree` (docs/wire.md §5).
 
     ValueError if the header is not legal; SIDs must stay below 2^30.
+    """
+
+def scatter_unit(run: Any, first: int, unit: int, body: _Buffer, tail: _Buffer = b"") -> int:
+    """Cut a unit, `body` and `tail` joined, into symbols: the rows of `run` from `first` on. Returns how many.
+
+    `run` is a writable array of bytes [slots, symbol_size] with contiguous rows, as `Encoder.reserve_run` gives it. A
+    symbol is the unit header (docs/wire.md: 24 bits of `unit`, 8 of the fragment) and symbol_size - 4 bytes; the last
+    one is filled up with zeros. `body` must not lie in `run`. ValueError: a unit of no or more than 256 symbols, an id
+    of more than 24 bits, a run that is read-only, of another shape, or too short.
     """
 
 @final
@@ -74,15 +86,41 @@ class Encoder:
     def reserve(self) -> memoryview:
         """Writable view of the next slot, `symbol_size` bytes, to be filled in place before `commit()`.
 
-        Asked again before `commit()` it gives the same slot. ValueError when the arena is full. Writing to the view
-        after `commit()` changes a symbol that may be on its way: do not.
+        The view ends with the commit. Asked again before, the same slot comes in a new view and the earlier one ends.
+        ValueError when the arena is full.
         """
 
     def commit(self) -> int:
-        """Make the reserved slot a symbol; returns its SID. ValueError if nothing is reserved."""
+        """Make the reserved slot a symbol; returns its SID.
+
+        ValueError if nothing is reserved, or while something made from the view (a slice, an array) lives: it could
+        write to a symbol that is on its way. Drop it and reserve again then; what was written is still there.
+        """
+
+    def reserve_run(self, count: int) -> memoryview:
+        """Writable view of the next `count` slots, uint8 [count, symbol_size], rows apart by the stride of the arena.
+
+        All of its memory is there when this returns, by large pages where the system has them: for packing a whole
+        transfer in any order. Otherwise as `reserve`; `commit_run()` ends it. ValueError if so many do not fit.
+        """
+
+    def commit_run(self) -> int:
+        """Make the slots of the run symbols; returns the SID of the first. ValueError as `commit`."""
 
     def symbol(self, sid: int) -> memoryview:
         """Read-only view, valid as long as it is held. KeyError if sid >= count."""
+
+    def symbol_into(self, sid: int, out: bytearray | memoryview | npt.NDArray[Any], offset: int) -> None:
+        """Write a symbol, `symbol_size` bytes, into the contiguous buffer `out` from byte `offset` on.
+
+        KeyError if sid >= count. ValueError: `out` read-only, or too short.
+        """
+
+    def gather(self, first_sid: int, nbytes: int) -> bytes:
+        """The first `nbytes` of the unit cut into the symbols from `first_sid` on (see `scatter_unit`), in one copy.
+
+        KeyError if they reach beyond `count`; ValueError for no bytes, or symbols of 4 bytes or less.
+        """
 
     def repair(
         self,
@@ -96,6 +134,21 @@ class Encoder:
         tail_span: int,
     ) -> bytes:
         """The repair symbol of a header, `symbol_size` bytes. ValueError as `expand`, or if it names SIDs >= count."""
+
+    def repair_into(
+        self,
+        transfer_id: int,
+        repair_number: int,
+        first_sid: int,
+        degree: int,
+        head_span: int,
+        head: bytes,
+        tail_offset: int,
+        tail_span: int,
+        out: bytearray | memoryview | npt.NDArray[Any],
+        offset: int,
+    ) -> None:
+        """Write the repair symbol of a header into `out` from byte `offset` on. Errors: `repair`, `symbol_into`."""
 
     def repairs(
         self,
@@ -229,6 +282,10 @@ class Decoder:
         The present capacity is accepted and changes nothing.
         """
 
+    @property
+    def payload_macs(self) -> int:
+        """That counter alone."""
+
     def counters(self) -> dict[str, int]:
         """Work and events since the beginning.
 
@@ -237,6 +294,58 @@ class Decoder:
         because a decoded symbol proved wrong. compactions: of the stored repairs (rare), each
         spread over many calls.
         """
+
+@final
+class Intake:
+    """The way of received packets into a decoder and, once the units are known, into their places; see `take`.
+
+    `useless_repairs` >= 0: so many redundant repairs are taken beyond the useful packets; further ones are dropped
+    unseen. One thread at a time, as the decoder.
+    """
+
+    useless_left: int
+    """Redundant repairs that will still be taken; a useful packet earns another one, up to `most_useless`."""
+    highest: int
+    """One past the highest SID taken as a source."""
+    def __init__(self, decoder: Decoder, useless_repairs: int) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+    @property
+    def most_useless(self) -> int: ...
+    def bind(
+        self,
+        sizes: npt.NDArray[np.int64],
+        base: npt.NDArray[np.int64],
+        sid_of: npt.NDArray[np.int32],
+        missing: npt.NDArray[np.int64],
+    ) -> None:
+        """File symbols under their units from now on, in arrays that the caller shares and may change between calls.
+
+        sizes [units]: bytes of each unit; base [units + 1]: index into `sid_of` of its first fragment;
+        sid_of [base[-1]]: the SID that is this fragment, -1 = none; missing [units]: fragments not there yet.
+        ValueError if they do not belong together or to the symbol size.
+        """
+
+    def take(self, packets: list[tuple[Any, ...]], start: int, end: int) -> tuple[int, int]:
+        """Take packets from index `start` on, up to the first that calls for a judgement: (next index, what).
+
+        A packet is (sid, symbol) or the eight fields of a repair header and the symbol; buffers are read during the
+        call alone. SIDs must be below `end`. `what` is INTAKE_END: all were taken; a unit id >= 0: the last packet
+        taken completed it; INTAKE_CONTRADICTS: the last one taken contradicts a received symbol; INTAKE_ODD: the packet
+        at the index was left untouched, because a size, a SID, a header, a known symbol of other bytes or the claim to
+        a fragment is not plain.
+        """
+
+    def place(self, sids: list[int], start: int) -> tuple[int, int]:
+        """File known symbols under their units from index `start` on; as `take`, with INTAKE_ODD for a claim alone.
+
+        KeyError for a symbol that is not known.
+        """
+
+    def collect(self, unit: int) -> bytes:
+        """The bytes of a unit, zeros where no fragment came, in one copy."""
+
+    def counts(self) -> tuple[int, int, int, int, int, bool]:
+        """Since the last call: sources, duplicates, repairs useful, useless, dropped; whether a source left a gap."""
 
 def _multiply(a: int, b: int) -> int: ...
 def _inverse(a: int) -> int: ...

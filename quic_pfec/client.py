@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from quic_pfec.kv.prepared import PreparedKV, prepare_arrays
 from quic_pfec.kv.profile import Profile, builtin
-from quic_pfec.quic.configuration import configuration, provisioned_rate
+from quic_pfec.quantities import described, integer, number
+from quic_pfec.quic.configuration import check_token, configuration
+from quic_pfec.quic.congestion import choose_congestion
 from quic_pfec.quic.endpoint import open_connection
-from quic_pfec.quic.incoming import Handler
+from quic_pfec.quic.handler import Handler
 from quic_pfec.quic.outgoing import HandoffRefused, Outgoing, Request, SendOptions
 from quic_pfec.quic.protocol import PfecProtocol
 from quic_pfec.report import KVReport, LimitedBy, Symbols
@@ -24,12 +26,12 @@ from quic_pfec.schedule.policies import POLICY_NAMES
 from quic_pfec.transfer.report import bits, outcome, symbols_digest
 from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire import messages
-from quic_pfec.wire.errors import LocalError
+from quic_pfec.wire.errors import AppCode, LocalError
 from quic_pfec.wire.limits import Limits
-from quic_pfec.wire.manifest import MODEL_UNSTATED
+from quic_pfec.wire.manifest import MISSING_MODES, MODEL_UNSTATED
 
 Order = Literal["utility", "prefix", "fifo"]
-Missing = Literal["mask", "zero"]
+Missing = Literal["mask", "zero", "recompute"]
 
 REPORT_PTOS = 3  # probe timeouts after the deadline that the receiver's report is waited for
 REPORT_SLACK_S = 0.25
@@ -49,16 +51,26 @@ class Generate:
 
     def message(self, handle: int = 0, token: str = "") -> messages.Generate:
         """Raises LocalError if it cannot be put on the wire."""
+        integer("max_new_tokens", self.max_new_tokens, 0, messages.MAX_NEW_TOKENS)
         text = isinstance(self.prompt, str)
         return messages.Generate(
             prompt=self.prompt if isinstance(self.prompt, str) else "",
-            prompt_tokens=() if text else tuple(int(i) for i in self.prompt),
-            max_new_tokens=self.max_new_tokens,
+            prompt_tokens=() if text else _ids("prompt", self.prompt, "text or a sequence of token ids"),
+            max_new_tokens=int(self.max_new_tokens),
             stream=True,
-            score_tokens=tuple(int(i) for i in self.score),
+            score_tokens=_ids("score", self.score, "a sequence of token ids"),
             handle=handle,
             token=token,
         )
+
+
+def _ids(name: str, values: Any, meaning: str) -> tuple[int, ...]:
+    try:
+        return tuple(integer(name, int(value), 0, (1 << 32) - 1, "token ids") for value in values)
+    except LocalError:
+        raise
+    except (TypeError, ValueError):
+        raise LocalError(f"{name} is {meaning}, not {described(values)}") from None
 
 
 class Connection:
@@ -82,10 +94,29 @@ class Connection:
         self._protocol.observer = observer
 
     async def generate(self, handle: int, request: Generate) -> KVText:
-        """A later turn on a cache that the peer keeps. Raises HandoffRefused if it no longer does."""
+        """A later turn on a cache that the peer keeps. Raises HandoffRefused if it no longer does, ValueError if the
+        request cannot be put on the wire."""
+        integer("handle", handle, 1, (1 << 62) - 1, "KVReport.handle, a number")
+        if not isinstance(request, Generate):
+            raise LocalError(f"request is a quic_pfec.Generate(prompt, ...), not {described(request)}")
         question = Request(self._protocol, request.message(handle, self._protocol.token))
         self._protocol.begin(question)
         return KVText(question)
+
+    async def authorise(self) -> None:
+        """Asks whether the peer takes our token, before anything costly is done for it. Raises HandoffRefused if not.
+
+        It asks for a turn on a handle that nobody has (docs/wire.md section 7): any other answer means yes.
+        """
+        question = Request(self._protocol, Generate(max_new_tokens=0).message(0, self._protocol.token))
+        self._protocol.begin(question)
+        while await question.replies.get() is not None:
+            pass
+        if isinstance(question.error, HandoffRefused):
+            if question.error.code is AppCode.UNAUTHORIZED:
+                raise question.error
+        elif question.error is not None:
+            raise question.error
 
 
 class KVText:
@@ -97,6 +128,8 @@ class KVText:
         self.tokens: list[int] = []
         self.scores: tuple[int, ...] = ()
         self.finish_reason = ""
+        self.missing_used: str | None = None
+        """Where the hand-off asked for "recompute": whether that was done, or "mask". None until decoding began."""
 
     async def __aiter__(self) -> AsyncIterator[str]:
         try:
@@ -140,6 +173,9 @@ class KVText:
 
     def _note_decoding(self, message: messages.Decoding) -> None:
         report = self._report
+        self.missing_used = message.missing_used or None
+        if report is not None:
+            report.missing_used = message.missing_used or report.missing
         if report is not None and report.frozen_s is not None:
             report.decode_started_s = report.frozen_s + message.started_after_freeze_us / 1e6
             report.decode_clock_s = message.clock_s
@@ -157,6 +193,7 @@ async def connect(
     token: str | None = None,
     congestion_control: str = "cubic",
     rate: str | float | None = None,
+    lossy: bool = False,
     extension: bool = True,
     handler: Handler | None = None,
     limits: Limits | None = None,
@@ -166,12 +203,21 @@ async def connect(
 
     ca_certs: PEM file of authorities to trust, default the system's. insecure: check no certificate (tests only).
     client_certificate: (certificate, key) files for mutual TLS. token: what the peer asks for. congestion_control:
-    "cubic", "reno", or "rate" together with `rate` ("50Mbps" or bit/s): a provisioned rate for a path that is known to
-    lose packets; `rate` alone implies it. extension=False: speak plain QUIC only. handler: takes the peer's hand-offs.
+    "cubic", "reno", "bbr", or "rate" together with `rate` ("50Mbps" or bit/s): a provisioned rate for a path that is
+    known to lose packets; `rate` alone implies it. lossy: the path is known to lose packets, not its rate; "bbr" then
+    bears random loss, and is implied. extension=False: speak plain QUIC only. handler: takes the peer's hand-offs.
 
-    Raises ConnectionError if the peer cannot be reached in time, ValueError for settings that contradict each other.
+    Raises ConnectionError if the peer cannot be reached in time or not trusted, ValueError for settings that contradict
+    each other and files that are not what they should be, OSError for files that cannot be read. Each says in one line
+    what to do.
     """
-    rate_bps = provisioned_rate(congestion_control, rate)
+    integer("port", port, 1, 65535)
+    if not number("timeout_s", timeout_s, "a number of seconds, such as 10.0") > 0:
+        raise LocalError(f"timeout_s is a number of seconds above 0, not {timeout_s}")
+    check_token(token or None)
+    if client_certificate is not None and not (isinstance(client_certificate, tuple) and len(client_certificate) == 2):
+        raise LocalError(f"client_certificate is (certificate, key), two file names, not {client_certificate!r}")
+    congestion = choose_congestion(congestion_control, rate, lossy)
     limits = limits or Limits()
     config = configuration(
         is_client=True,
@@ -179,7 +225,7 @@ async def connect(
         insecure=insecure,
         server_name=server_name,
         certificate=client_certificate,
-        congestion_control="reno" if rate_bps is not None else congestion_control,
+        congestion_control=congestion.aioquic_name,
     )
     async with open_connection(
         host,
@@ -188,7 +234,7 @@ async def connect(
         make_protocol=lambda quic: PfecProtocol(quic, handler=handler, token=token or ""),
         # Who takes no hand-offs announces so, and keeps no memory for any.
         options={"limits": limits if handler else replace(limits, max_transfers=0), "enabled": extension},
-        rate_bps=rate_bps,
+        congestion=congestion,
         timeout_s=timeout_s,
     ) as protocol:
         yield Connection(protocol)
@@ -217,7 +263,13 @@ def prepare(
 
     Raises ValueError with one line for whatever cannot be sent, ImportError naming the extra for a Hugging Face cache.
     """
-    ids = None if tokens is None else np.asarray(tokens, dtype=np.int64).reshape(-1)
+    ids = None if tokens is None else _token_ids(tokens)
+    integer("first_token", first_token, 0, 1 << 20, "the position of the first row that is sent, a whole number")
+    for name, text in (("model", model), ("rope", rope)):
+        if not isinstance(text, str):
+            raise LocalError(f"{name} is a text that both ends compare, not {described(text)}")
+    if profile is not None and not isinstance(profile, Profile):
+        raise LocalError(f"profile is a Profile (kv.profile.load_profile reads one), not {described(profile)}")
     if profile is None and utility is None and model != MODEL_UNSTATED:
         profile = builtin(model, "mask")
     if isinstance(cache, list) and cache and all(isinstance(pair, tuple) and _is_numpy(pair) for pair in cache):
@@ -226,6 +278,8 @@ def prepare(
         )
         if not dtype:
             raise LocalError(f"arrays of {cache[0][0].dtype} cannot be sent: float32, float16, or bf16 bits as uint16")
+        if first_token >= cache[0][0].shape[1]:
+            raise LocalError(f"first_token is {first_token}, the cache has {cache[0][0].shape[1]} tokens")
         rows = cache if first_token == 0 else [(k[:, first_token:], v[:, first_token:]) for k, v in cache]
         return prepare_arrays(
             rows, dtype=dtype, model=model, wire_dtype=wire_dtype or "bf16", order=order, profile=profile,
@@ -241,8 +295,31 @@ def prepare(
     )  # fmt: skip
 
 
+def _token_ids(tokens: Any) -> NDArray[np.int64]:
+    if hasattr(tokens, "detach"):  # a tensor, on whatever device
+        tokens = tokens.detach().cpu()
+    try:
+        ids = np.asarray(tokens)
+    except (TypeError, ValueError):  # a ragged list, say
+        ids = np.empty(0, dtype=object)
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise LocalError(
+            f"tokens are the ids of the whole context, a tensor, an array or a list of ints, not {described(tokens)}"
+        )
+    return ids.astype(np.int64).reshape(-1)
+
+
 def _is_numpy(pair: tuple[Any, ...]) -> bool:
     return len(pair) == 2 and all(isinstance(part, np.ndarray) for part in pair)
+
+
+def check_scheduler(name: str) -> None:
+    """Raises LocalError, which lists the names and says which is the paper's design, for a name that is none."""
+    if name not in POLICY_NAMES:
+        raise LocalError(
+            f"unknown scheduler {described(name)}: choose one of {', '.join(POLICY_NAMES)} "
+            "(paper-deficit is the paper's design, hybrid the default)"
+        )
 
 
 async def send_kv(
@@ -258,6 +335,7 @@ async def send_kv(
     repair_budget: float | None = None,
     wire_dtype: str | None = None,
     missing: Missing = "mask",
+    late: Literal["drop"] = "drop",
     base: int = 0,
     then: Generate | None = None,
 ) -> KVReport:
@@ -265,29 +343,51 @@ async def send_kv(
 
     cache: what `prepare` returned, or what it takes. deadline: seconds from this call (> 0); or deadline_at on
     `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
-    not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`. repair_budget: repairs plus resends allowed as a
-    share of the symbols, None = no limit. missing: what the receiver does about holes. base: handle of an earlier
-    hand-off that holds the tokens before this one's first. then: what to generate, at the freeze, without another trip.
+    not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`; "paper-deficit" is the paper's design with its
+    deficit heuristic in the place of the learned policy. repair_budget: repairs plus resends allowed as a
+    share of the symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those
+    rows from `tokens` where that fits the receiver's time, else it masks (`KVReport.missing_used`). late: what
+    becomes of what arrives after the freeze: it is dropped. base: handle of an earlier hand-off that holds the tokens
+    before this one's first. then: what to generate, at the freeze, without another trip.
 
     Returns at the receiver's report, or at the deadline + 3 PTO with `confirmed=False`. A partial hand-off is a result.
     Raises ValueError (misuse), HandoffRefused (the peer will not), ConnectionError (the connection died). Cancelling
     the call frees both sides.
     """
     called_s = time.monotonic()
+    if not isinstance(conn, Connection):
+        raise LocalError(f"conn is what `async with quic_pfec.connect(...) as conn` gives, not {described(conn)}")
     if (deadline is None) == (deadline_at is None):
         raise LocalError("give exactly one of deadline (seconds from now) and deadline_at (time.monotonic())")
-    deadline_s = called_s + deadline if deadline is not None else float(deadline_at)  # type: ignore[arg-type]
-    if not 0 < deadline_s - called_s < float("inf"):
-        raise LocalError(f"the deadline is in the past or no number: {deadline_s - called_s:.3f} s from now")
-    if scheduler not in POLICY_NAMES:
-        raise LocalError(f"unknown scheduler {scheduler!r}: choose one of {', '.join(POLICY_NAMES)}")
-    if missing not in ("mask", "zero"):
-        raise LocalError(f"missing must be 'mask' or 'zero', not {missing!r} (recompute is not in this release)")
-    if repair_budget is not None and not repair_budget >= 0:
+    name, value, clock = ("deadline", deadline, "from now") if deadline_at is None else (
+        "deadline_at", deadline_at, "on time.monotonic()"
+    )  # fmt: skip
+    deadline_s = number(name, value, f"a number of seconds {clock}, such as 2.0")
+    if deadline_at is None:
+        deadline_s += called_s
+    if not deadline_s > called_s:
+        raise LocalError(f"the deadline is in the past: {name}={value!r} is {deadline_s - called_s:.3f} s from now")
+    check_scheduler(scheduler)
+    if missing not in MISSING_MODES:
+        raise LocalError(f"missing must be one of {', '.join(MISSING_MODES)}, not {missing!r}")
+    if late != "drop":
+        raise LocalError(f"late must be 'drop', not {late!r}: what comes after the freeze is not used in this release")
+    if repair_budget is not None and number("repair_budget", repair_budget, "a share of the symbols, such as 0.1") < 0:
         raise LocalError(f"repair_budget is a share of the symbols and cannot be negative: {repair_budget}")
+    integer("base", base, 0, (1 << 62) - 1, "the handle of an earlier hand-off, KVReport.handle,")
+    if then is not None and not isinstance(then, Generate):
+        raise LocalError(f"then is a quic_pfec.Generate(prompt, ...), not {described(then)}")
     kv = cache
-    if not isinstance(kv, PreparedKV):
+    if isinstance(kv, PreparedKV):
+        belated = {"tokens": tokens, "profile": profile, "wire_dtype": wire_dtype}
+        belated["order"] = None if order in ("utility", kv.order) else order
+        for parameter, given in belated.items():
+            if given is not None:
+                raise LocalError(f"this cache is prepared: give {parameter}= to prepare(), where it takes effect")
+    else:
         kv = prepare(cache, tokens=tokens, profile=profile, order=order, wire_dtype=wire_dtype)
+    if missing == "recompute" and kv.tokens is None:
+        raise LocalError("missing='recompute' needs the token ids: give tokens=... (to prepare, for a prepared cache)")
     options = SendOptions(deadline_s, scheduler, repair_budget, missing, base)
     request = None if then is None else then.message()
     outgoing = Outgoing(conn.protocol, kv, options, request)
@@ -330,6 +430,7 @@ def _report(conn: Connection, outgoing: Outgoing, report: messages.Report | None
         confirmed=report is not None,
         extension="on" if sender is not None else "off",
         scheduler=options.scheduler if sender is not None else "stream",
+        missing=options.missing,
         j_block=result.j_block,
         j_frac=result.j_frac,
         units_complete=result.units_complete,
@@ -356,6 +457,8 @@ def _report(conn: Connection, outgoing: Outgoing, report: messages.Report | None
         started_clock_s=outgoing.started_s,
         first_packet_clock_s=None if stats is None else stats.first_packet_s,
         frozen_clock_s=None if report is None else report.frozen_clock_s,
+        congestion_control=conn.protocol.quic.congestion_control,
+        loss_threshold=conn.protocol.quic.loss_threshold,
     )
     answer.text = KVText(outgoing, answer).__aiter__()
     return answer

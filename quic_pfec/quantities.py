@@ -1,9 +1,11 @@
-"""Quantities as people write them: one parser for every place that takes a rate."""
+"""Quantities as people write them, checked in one place: a rate, a time, a count. Each error is one line that says what
+is expected and what came."""
 
 from __future__ import annotations
 
 import math
 import re
+from numbers import Integral, Real
 
 from quic_pfec.wire.errors import LocalError
 
@@ -31,3 +33,24 @@ def parse_rate(rate: str | float) -> float:
     if not (math.isfinite(value) and MIN_RATE_BPS <= value <= MAX_RATE_BPS):
         raise LocalError(f"rate {rate!r} is outside 10 kbit/s .. 1 Tbit/s")
     return value
+
+
+def number(name: str, value: object, meaning: str) -> float:
+    """A finite number as float. `meaning` says what of: "a number of seconds, such as 2.0". Raises `LocalError`."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise LocalError(f"{name} is {meaning}, not {described(value)}")
+    return float(value)
+
+
+def integer(name: str, value: object, low: int, high: int, meaning: str = "a whole number") -> int:
+    """A whole number of low..high. Raises `LocalError`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise LocalError(f"{name} is {meaning} from {low} to {high}, not {described(value)}")
+    return int(value)
+
+
+def described(value: object) -> str:
+    """A short value as it was written, and the kind of any other: a cache does not belong into a message."""
+    if value is None or (isinstance(value, bool | int | float | str) and len(repr(value)) <= 60):
+        return repr(value)
+    return f"{'an' if type(value).__name__[0].lower() in 'aeiou' else 'a'} {type(value).__name__}"

@@ -14,8 +14,8 @@ LimitedBy = Literal["nothing", "deadline", "congestion_control", "credit", "cpu"
 HINTS: dict[LimitedBy, str] = {
     "nothing": "everything arrived before the deadline",
     "deadline": "the link had no room for more: a later deadline, a narrower wire dtype or a faster link would help",
-    "congestion_control": "the congestion controller held the sender back: pass rate= on a path known to "
-    "lose packets, or a lower one where it is set",
+    "congestion_control": "the congestion controller held the sender back: on a path known to lose packets pass its "
+    "rate (rate=), or lossy=True where that is unknown; where a rate is set, a lower one",
     "credit": "the receiver granted no more symbols in time",
     "cpu": "this machine could not build packets as fast as the link takes them",
 }
@@ -46,7 +46,10 @@ class KVReport:
     [layers, columns]. deadline_s, frozen_s, decode_started_s: seconds since the call, by the receiver's account.
     recovered_verified: whether every symbol that the receiver decoded is bit-equal to the one sent (None = not known).
     started_clock_s, first_packet_clock_s: our monotonic clock. frozen_clock_s, decode_clock_s: the receiver's own
-    monotonic clock, comparable with ours only on one host.
+    monotonic clock, comparable with ours only on one host. missing: what was asked for about holes. missing_used: what
+    was done, known once decoding began: "mask" in the place of "recompute" where the receiver had no time for it.
+    congestion_control: the controller that ran; loss_threshold: the share of losses in a round trip that `bbr` bore,
+    0.02 as in its draft unless the path was declared lossy.
     """
 
     handle: int
@@ -71,8 +74,12 @@ class KVReport:
     frozen_clock_s: float | None = None
     decode_started_s: float | None = None
     decode_clock_s: float | None = None
+    missing: str = "mask"
+    missing_used: str | None = None
     scores: tuple[int, ...] = ()
     finish_reason: str = ""
+    congestion_control: str = ""
+    loss_threshold: float | None = None
     text: AsyncIterator[str] = field(repr=False, default_factory=lambda: _no_text())
 
     @property
@@ -107,7 +114,11 @@ class KVReport:
             "deadline_s": self.deadline_s,
             "frozen_s": self.frozen_s,
             "decode_started_s": self.decode_started_s,
+            "missing": self.missing,
+            "missing_used": self.missing_used,
             "limited_by": self.limited_by,
+            "congestion_control": self.congestion_control,
+            "loss_threshold": self.loss_threshold,
         }
 
 

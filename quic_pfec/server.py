@@ -8,11 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from quic_pfec.kv.received import ReceivedKV
+from quic_pfec.quantities import described, integer
 from quic_pfec.quic.admission import Admissions
-from quic_pfec.quic.configuration import configuration, provisioned_rate
+from quic_pfec.quic.configuration import check_token, configuration
+from quic_pfec.quic.congestion import choose_congestion
 from quic_pfec.quic.connection import EarlyBudget
 from quic_pfec.quic.endpoint import Listener, listen
-from quic_pfec.quic.incoming import Admission, Freeze, Handler, Reply
+from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
+from quic_pfec.quic.journal import Journal
 from quic_pfec.quic.protocol import PfecProtocol
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, LocalError, Refusal
@@ -34,6 +37,9 @@ class CallbackHandler:
 
     def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
         return self.admissions.admit(manifest)
+
+    def expect(self, admission: Admission, manifest: Manifest, request: messages.Generate | None) -> StandBy | None:
+        return None
 
     async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
         result = self._on_kv(freeze.finish())
@@ -58,6 +64,7 @@ async def serve(
     client_ca: str | None = None,
     congestion_control: str = "cubic",
     rate: str | float | None = None,
+    lossy: bool = False,
     extension: bool = True,
     max_transfers: int = 8,
     max_bytes: int | None = None,
@@ -72,13 +79,24 @@ async def serve(
     on_kv gets a `ReceivedKV` for each hand-off at its freeze; or handler decides everything (the LLM endpoint is one).
     certificate, private_key: PEM files, TLS 1.3 always. token: senders must present it. client_ca: PEM file; senders
     must present a certificate that it signed. max_transfers, max_bytes: hand-offs under way at once, and their memory;
-    beyond it senders hear `busy`. congestion_control, rate: as in `connect`, for what this side sends. limits: see
-    `Limits`.
+    beyond it senders hear `busy`. congestion_control, rate, lossy: as in `connect`, for what this side
+    sends. limits: see `Limits`. What became of each hand-off is logged to `quic_pfec.handoffs`.
 
-    Raises ValueError for contradictory settings, OSError if the address cannot be bound.
+    Raises ValueError for contradictory settings and files that are not what they should be, OSError if the address
+    cannot be bound or a file cannot be read.
     """
     if (on_kv is None) == (handler is None):
         raise LocalError("give exactly one of on_kv (a function) and handler")
+    if on_kv is not None and not callable(on_kv):
+        raise LocalError(f"on_kv is a function that takes a ReceivedKV, not {described(on_kv)}")
+    if handler is not None and token is not None:
+        raise LocalError("a handler has a token of its own: give it there")
+    integer("port", port, 0, 65535)
+    integer("max_transfers", max_transfers, 1, 1 << 20)
+    integer("max_connections", max_connections, 1, 1 << 20)
+    if max_bytes is not None:
+        integer("max_bytes", max_bytes, 1, 1 << 62)
+    check_token(token)
     limits = limits or Limits()
     chosen: Handler
     if handler is not None:
@@ -87,23 +105,23 @@ async def serve(
         assert on_kv is not None
         admissions = Admissions(max_transfers, limits.max_server_bytes if max_bytes is None else max_bytes)
         chosen = CallbackHandler(on_kv, token=token, admissions=admissions)
-    rate_bps = provisioned_rate(congestion_control, rate)
+    congestion = choose_congestion(congestion_control, rate, lossy)
     config = configuration(
         is_client=False,
         certificate=(certificate, private_key),
         client_ca=client_ca,
-        congestion_control="reno" if rate_bps is not None else congestion_control,
+        congestion_control=congestion.aioquic_name,
         secrets_log=secrets_log,
         quic_log=quic_log,
     )
-    early = EarlyBudget(limits)
+    early, journal = EarlyBudget(limits), Journal()
     return await listen(
         host,
         port,
         configuration=config,
-        make_protocol=lambda quic: PfecProtocol(quic, handler=chosen),
+        make_protocol=lambda quic: PfecProtocol(quic, handler=chosen, journal=journal),
         options={"limits": limits, "enabled": extension, "early": early},
-        rate_bps=rate_bps,
+        congestion=congestion,
         max_connections=max_connections,
         retry=retry,
     )

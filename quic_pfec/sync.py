@@ -89,6 +89,10 @@ class Connection:
         """A later turn on a cache that the peer keeps. See `quic_pfec.client.Connection.generate`."""
         return Text(self, aiter(self.call(self._conn.generate(handle, request))))
 
+    def authorise(self) -> None:
+        """See `quic_pfec.client.Connection.authorise`."""
+        self.call(self._conn.authorise())
+
     def close(self) -> None:
         """Closes the connection, gives up what is under way and ends the thread; may be called twice."""
         if not self._closed:

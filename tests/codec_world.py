@@ -6,6 +6,7 @@ arrival, only that a symbol is determined exactly if its unit vector lies in the
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from quic_pfec import _codec
 from quic_pfec.fec import coefficients, reference
 
 Header = tuple[int, int, int, int, int, bytes, int, int]
+
+LEVELS = [_codec.isa()] if os.environ.get("QUIC_PFEC_ISA") else _codec.isa_levels()
+"""Levels whose kernels are called by name: all, or the one that this process is about (test_codec_isa)."""
 
 
 def symbols(count: int, size: int, seed: int) -> list[bytes]:

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,7 +24,7 @@ from quic_pfec.cli.main import app
 from quic_pfec.fec import codec
 from quic_pfec.wire.limits import Limits
 
-COMMANDS = ("demo", "serve", "send", "selftest", "profile", "link", "cert", "info")
+COMMANDS = ("demo", "serve", "send", "selftest", "profile", "evaluate", "link", "cert", "info")
 
 
 def run(*arguments: str | Path) -> Result:
@@ -48,6 +49,24 @@ def test_help_names_every_command() -> None:
     assert result.exit_code == 0
     for name in COMMANDS:
         assert name in result.output
+
+
+def test_without_arguments_it_shows_its_help() -> None:
+    result = run()
+    for name in COMMANDS:
+        assert name in result.output
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.output == f"quic-pfec {version('quic-pfec')}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_has_an_example(name: str) -> None:
+    assert "xample" in run(name, "--help").output
+    assert run(name, "--help").output.count(f"quic-pfec {name}") >= 2  # usage aside
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -136,6 +155,19 @@ def test_link_explains_itself_under_its_own_name() -> None:
         assert "quic-pfec link --upstream 127.0.0.1:4433" in result.output
         assert "python -m" not in result.output
         assert "--reorder-ms" in result.output
+
+
+def test_link_has_two_modes() -> None:
+    for arguments in (["relay", "--help"], ["--help", "relay"]):
+        assert "quic-pfec link --upstream 127.0.0.1:4433" in run("link", *arguments).output
+    assert "link tun --help" in run("link", "--help").output
+    result = run("link", "tun", "--help")
+    assert result.exit_code == 0
+    assert "usage: quic-pfec link tun" in result.output
+    assert "kernel TCP" in result.output
+    result = run("link", "tun", "--rate", "fast")
+    assert result.exit_code == 2
+    assert "quic-pfec link tun: error:" in result.stderr
 
 
 def test_link_refuses_what_it_does_not_know() -> None:

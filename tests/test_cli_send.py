@@ -153,7 +153,9 @@ async def test_without_the_extension(endpoint: Endpoint) -> None:
 async def test_refusals_are_one_line(endpoint: Endpoint) -> None:
     short = ("--tokens", "100", "--max-new-tokens", "3")
     assert "unauthorized): the token is missing or wrong" in one_line(await endpoint.send(*short, token="guess"))
-    assert "model_mismatch): this endpoint runs" in one_line(await endpoint.send(*short, model="tiny-random:1"))
+    mismatch = one_line(await endpoint.send(*short, model="tiny-random:1"))
+    assert f"model_mismatch): this endpoint runs tiny-random:0 ({endpoint.model.fingerprint})" in mismatch
+    assert "here it is tiny-random:1" in mismatch
     assert "needs a prompt" in one_line(await endpoint.send("--tokens", "100", "--prompt", ""))
     assert (await endpoint.send(*short)).exit_code == 0  # it keeps serving
 
@@ -171,7 +173,7 @@ async def test_untrusted_certificate(endpoint: Endpoint) -> None:
         (("--deadline", "0"), "deadline"),
         (("--deadline", "nan"), "deadline"),
         (("--order", "random"), "utility, prefix or fifo"),
-        (("--missing", "guess"), "mask or zero"),
+        (("--missing", "guess"), "mask, zero or recompute"),
         (("--scheduler", "magic"), "choose one of"),
         (("--rate", "5 furlongs"), "rate"),
         (("--rate", "5Mbps", "--congestion-control-algorithm", "reno"), "rate"),
@@ -179,19 +181,46 @@ async def test_untrusted_certificate(endpoint: Endpoint) -> None:
         (("--ca-certs", "none.pem"), "none.pem does not exist"),
         (("--file", "none.txt"), "none.txt does not exist"),
         (("--profile", "none.json"), "none.json does not exist"),
-        (("--model", "none.gguf"), "no such GGUF"),
-        (("--tokens", "20"), "no room"),
+        (("--scheduler", "priorityfec-paper"), "paper-deficit is the paper's design"),
     ],
 )
 async def test_mistakes_are_one_line(arguments: tuple[str, ...], said: str) -> None:
+    assert said in await failure("--model", "tiny-random", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "none.gguf"), "no such GGUF"),
+        (("--model", "smolm2"), "choose smollm2-135m, tiny-random"),
+        (("--tokens", "20"), "no room"),
+    ],
+)
+async def test_mistakes_in_what_is_prefilled_are_one_line(
+    endpoint: Endpoint, arguments: tuple[str, ...], said: str
+) -> None:
     model = () if "--model" in arguments else ("--model", "tiny-random")
-    assert said in await failure(*model, *arguments)
+    common = ("--port", endpoint.port, "--ca-certs", endpoint.certificate, "--token", "secret")
+    assert said in await failure(*common, *model, *arguments)
 
 
-async def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+async def test_nothing_is_prefilled_for_a_server_that_cannot_be_reached_or_does_not_want_it(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("quic_pfec.llm.models.load", lambda *_, **__: pytest.fail("loaded a model"))
+    other, _ = make_certificate(tmp_path / "other")
+    assert "no answer from 127.0.0.1 port 9 (UDP)" in await failure("--port", "9", "--ca-certs", endpoint.certificate)
+    assert "there is no host" in await failure("--host", "no.such.host.invalid")
+    assert "(--ca-certs)" in await failure("--port", endpoint.port, "--ca-certs", other)
+    assert "unauthorized" in one_line(await endpoint.send(token="guess"))
+    assert endpoint.received == []
+
+
+async def test_files_that_are_not_what_they_should_be(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes("größe".encode("latin-1"))
     (tmp_path / "empty").write_bytes(b"")
-    common = ("--model", "tiny-random")
+    there = ("--port", endpoint.port, "--ca-certs", endpoint.certificate, "--token", "secret")
+    common = ("--model", "tiny-random", *there)
     assert "not UTF-8" in await failure(*common, "--file", tmp_path / "latin")
     assert "is empty" in await failure(*common, "--file", tmp_path / "empty")
     assert "not a profile" in await failure(*common, "--tokens", "100", "--profile", tmp_path / "empty")

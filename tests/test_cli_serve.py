@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -26,7 +29,7 @@ pytestmark = [pytest.mark.model, pytest.mark.sockets]
 @pytest.mark.slow
 async def test_serves_until_it_is_stopped(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
-    with ServerProcess(certificate, key, "--model", "tiny-random:4", "--require-fingerprint") as server:
+    with ServerProcess(certificate, key, "--model", "tiny-random:4", "--require-fingerprint", "--json-log") as server:
         server.wait_ready()
         model = tiny(4)
         assert server.fingerprint == model.fingerprint
@@ -37,6 +40,15 @@ async def test_serves_until_it_is_stopped(tmp_path: Path) -> None:
             assert len([part async for part in report.text]) > 0
             assert report.finish_reason == "length"
             assert report.units_complete == kv.layout.unit_count
+        said: dict[str, Any] = {}
+        async with asyncio.timeout(20):
+            while said.get("outcome") != "complete":
+                await asyncio.sleep(0.05)
+                words = server.last_words()
+                said = json.loads(words) if words.startswith("{") else {}
+        assert said["model"] == model.fingerprint
+        assert said["blocks_complete"] == said["blocks_total"] == kv.layout.unit_count
+        assert said["generated"] == 4
 
 
 @pytest.mark.slow

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quic_pfec.client import Generate, prepare, send_kv
+from quic_pfec.client import Generate, connect, prepare, send_kv
 from quic_pfec.link.options import RelayOptions
 from quic_pfec.link.process import RelayProcess
 from quic_pfec.quic.outgoing import HandoffRefused
@@ -133,6 +134,21 @@ async def test_the_stream_is_cut_at_the_deadline() -> None:
                 assert again.j_block == 1.0
 
 
+@pytest.mark.parametrize(("options", "threshold"), [({"lossy": True}, 0.4), ({"congestion_control": "bbr"}, 0.02)])
+async def test_bbr_carries_a_hand_off_and_the_report_names_its_threshold(
+    options: dict[str, Any], threshold: float
+) -> None:
+    async with serving() as server:
+        with relaying(server, rate_bps=5e6, owd_s=0.01, loss=PRESETS["iid5"] if "lossy" in options else None) as relay:
+            async with connecting(relay.port, **options) as conn:
+                kv = prepared()
+                report = await send_kv(conn, kv, 20.0)
+    assert report.confirmed
+    assert report.units_missing == report.units_partial == 0
+    assert (report.congestion_control, report.loss_threshold) == ("bbr", threshold)
+    assert report.as_dict()["loss_threshold"] == threshold
+
+
 async def test_a_standard_controller_on_a_lossy_link_is_named_as_what_held_back() -> None:
     cache = arrays(8, 256)
     async with serving() as server:
@@ -189,33 +205,104 @@ async def test_many_hand_offs_in_a_row_on_one_connection() -> None:
         await until(server.idle)
 
 
-async def test_misuse_is_a_value_error_with_one_line() -> None:
-    cache = arrays(1, 16)
+SECONDS = r"^deadline is a number of seconds from now, such as 2\.0, not "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "exactly one of deadline"),
+        ({"deadline": 1.0, "deadline_at": 5.0}, "exactly one of deadline"),
+        ({"deadline": 0.0}, r"in the past: deadline=0\.0"),
+        ({"deadline": -1.0}, r"in the past: deadline=-1\.0 is -1\.000 s from now"),
+        ({"deadline": float("nan")}, SECONDS + "nan"),
+        ({"deadline": float("inf")}, SECONDS + "inf"),
+        ({"deadline": "1"}, SECONDS + "'1'"),
+        ({"deadline": True}, SECONDS + "True"),
+        ({"deadline": [1.0]}, SECONDS + "a list"),
+        ({"deadline_at": -1.0}, r"in the past: deadline_at=-1\.0"),
+        ({"deadline_at": "5"}, r"deadline_at is a number of seconds on time\.monotonic\(\), such as 2\.0, not '5'"),
+        ({"deadline": 1.0, "scheduler": "best"}, "choose one of none, fixed, arq"),
+        ({"deadline": 1.0, "scheduler": None}, "choose one of none, fixed, arq"),
+        ({"deadline": 1.0, "missing": "guess"}, "one of mask, zero, recompute"),
+        ({"deadline": 1.0, "missing": "recompute"}, "needs the token ids"),
+        ({"deadline": 1.0, "late": "patch"}, "late must be 'drop'"),
+        ({"deadline": 1.0, "repair_budget": -0.1}, r"cannot be negative: -0\.1"),
+        ({"deadline": 1.0, "repair_budget": float("nan")}, r"a share of the symbols, such as 0\.1, not nan"),
+        ({"deadline": 1.0, "repair_budget": "3"}, r"a share of the symbols, such as 0\.1, not '3'"),
+        ({"deadline": 1.0, "order": "random"}, "expected one of utility, prefix, fifo"),
+        ({"deadline": 1.0, "wire_dtype": "int8"}, "'fp32' or 'bf16'"),
+        ({"deadline": 1.0, "tokens": "the text"}, "ids of the whole context, a tensor, an array or a list of ints"),
+        ({"deadline": 1.0, "tokens": [0.5] * 16}, "ids of the whole context"),
+        ({"deadline": 1.0, "tokens": [[1], [2, 3]]}, "ids of the whole context"),
+        ({"deadline": 1.0, "tokens": [1]}, "the context has 16 tokens"),
+        ({"deadline": 1.0, "profile": "mine.json"}, "profile is a Profile .* not 'mine.json'"),
+        ({"deadline": 1.0, "base": "x"}, r"base is the handle .* not 'x'"),
+        ({"deadline": 1.0, "then": "go on"}, r"then is a quic_pfec\.Generate\(prompt, \.\.\.\), not 'go on'"),
+        ({"deadline": 1.0, "then": Generate((-1,))}, "prompt is token ids from 0 to 4294967295, not -1"),
+        ({"deadline": 1.0, "then": Generate(None)}, "prompt is text or a sequence of token ids, not None"),  # type: ignore[arg-type]
+        ({"deadline": 1.0, "then": Generate("x", score="ab")}, "score is a sequence of token ids, not 'ab'"),  # type: ignore[arg-type]
+        ({"deadline": 1.0, "then": Generate("x", max_new_tokens=-1)}, "max_new_tokens is a whole number from 0 to"),
+        ({"deadline": 1.0, "then": Generate("x" * 70_000)}, "GENERATE"),
+    ],
+)  # fmt: skip
+async def test_misuse_is_a_value_error_with_one_line(arguments: dict[str, Any], said: str) -> None:
     async with serving() as server, connecting(server) as conn:
-        for arguments in (
-            {},
-            {"deadline": 1.0, "deadline_at": time.monotonic() + 1},
-            {"deadline": 0.0},
-            {"deadline": -1.0},
-            {"deadline": float("nan")},
-            {"deadline": float("inf")},
-            {"deadline_at": time.monotonic() - 1.0},
-            {"deadline": 1.0, "scheduler": "best"},
-            {"deadline": 1.0, "missing": "guess"},
-            {"deadline": 1.0, "repair_budget": -0.1},
-            {"deadline": 1.0, "repair_budget": float("nan")},
-            {"deadline": 1.0, "repair_budget": float("inf")},
-            {"deadline": 1.0, "order": "random"},
-            {"deadline": 1.0, "wire_dtype": "int8"},
-        ):
-            with pytest.raises(ValueError) as raised:
-                await send_kv(conn, cache, **arguments)  # type: ignore[arg-type]
-            assert str(raised.value)
-            assert "\n" not in str(raised.value)
-        with pytest.raises(ValueError, match="GENERATE"):
-            await send_kv(conn, cache, 1.0, then=Generate((-1,)))
-        assert (await send_kv(conn, cache, deadline_at=time.monotonic() + 20.0)).confirmed
+        with pytest.raises(ValueError, match=said) as raised:
+            await send_kv(conn, arrays(1, 16), **arguments)
+        assert "\n" not in str(raised.value)
+        assert (await send_kv(conn, arrays(1, 16), deadline_at=time.monotonic() + 20.0)).confirmed
         assert server.admissions.refused == 0
+
+
+@pytest.mark.parametrize(
+    ("late", "name"),
+    [
+        ({"order": "fifo"}, "order"),
+        ({"wire_dtype": "bf16"}, "wire_dtype"),
+        ({"tokens": [1]}, "tokens"),
+    ],
+)
+async def test_what_belongs_to_prepare_is_not_ignored_later(late: dict[str, Any], name: str) -> None:
+    async with serving() as server, connecting(server) as conn:
+        with pytest.raises(ValueError, match=rf"give {name}= to prepare\(\)"):
+            await send_kv(conn, prepared(1, 16), 5.0, **late)
+
+
+async def test_other_mistakes_name_what_was_expected() -> None:
+    with pytest.raises(ValueError, match=r"conn is what `async with quic_pfec\.connect"):
+        await send_kv("edge-b", arrays(1, 16), 5.0)  # type: ignore[arg-type]
+    for wrong, said in (
+        ({"first_token": "1"}, "first_token is the position"),
+        ({"first_token": 99}, "the cache has 16 tokens"),
+        ({"model": 5}, "model is a text"),
+        ({"rope": 5}, "rope is a text"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            prepare(arrays(1, 16), **wrong)  # type: ignore[arg-type]
+    async with serving() as server, connecting(server) as conn:
+        with pytest.raises(ValueError, match=r"KVReport\.handle"):
+            await conn.generate("x", Generate("x"))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"request is a quic_pfec\.Generate"):
+            await conn.generate(5, "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"port": "4433"}, "port is a whole number from 1 to 65535, not '4433'"),
+        ({"port": 0}, "port is a whole number from 1 to 65535, not 0"),
+        ({"timeout_s": "5"}, r"timeout_s is a number of seconds, such as 10\.0, not '5'"),
+        ({"timeout_s": 0}, "above 0"),
+        ({"token": 5}, "token is a text of 1 to 256 characters, not 5"),
+        ({"token": "x" * 257}, "not 257 of them"),
+        ({"client_certificate": "cert.pem"}, r"\(certificate, key\), two file names"),
+    ],
+)
+async def test_settings_of_connect_are_checked_before_a_packet_leaves(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        async with connect("127.0.0.1", **{"port": 9, **wrong}):
+            pytest.fail("connected")
 
 
 async def test_a_deadline_beyond_the_peers_limit_is_refused() -> None:
@@ -223,7 +310,7 @@ async def test_a_deadline_beyond_the_peers_limit_is_refused() -> None:
         serving(limits=Limits(max_deadline_us=1_000_000)) as server,
         connecting(server) as conn,
     ):
-        with pytest.raises(HandoffRefused, match="deadline") as raised:
+        with pytest.raises(HandoffRefused, match=r"is [45]\.\d{4} s away; this receiver takes 0\.001 to 1 s") as raised:
             await send_kv(conn, arrays(1, 16), 5.0)
         assert raised.value.code is AppCode.DEADLINE
         assert (await send_kv(conn, arrays(1, 16), 0.9)).confirmed
@@ -239,8 +326,11 @@ async def test_wrong_or_missing_token_is_refused_with_the_reason(given: str | No
                     await send_kv(conn, arrays(1, 16), 5.0)
                 assert raised.value.code is AppCode.UNAUTHORIZED
                 assert not raised.value.busy
+                with pytest.raises(HandoffRefused, match="the token is missing or wrong"):
+                    await conn.authorise()
             await until(server.idle)
         async with connecting(server, token="right", extension=extension) as conn:
+            await conn.authorise()
             assert (await send_kv(conn, arrays(1, 16), 20.0)).confirmed
         assert len(server.received) == 1
 
@@ -325,7 +415,7 @@ async def test_the_report_does_not_keep_the_cache_alive() -> None:
 
     async with serving() as server, connecting(server) as conn:
         kv = prepare(arrays(1, 16))
-        dead = weakref.ref(kv.packed)
+        dead = weakref.ref(kv.send_order)
         report = await send_kv(conn, kv, 20.0)
         del kv
         gc.collect()

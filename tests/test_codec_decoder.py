@@ -225,7 +225,7 @@ def test_row_operation_limit_leaves_no_trace() -> None:
 
 
 def test_a_received_symbol_wins_over_a_decoded_one() -> None:
-    """security section 3, row 9: a poisoned repair must not close an honest resend."""
+    """docs/wire.md §10, row 9: a poisoned repair must not close an honest resend."""
     decoder = _codec.Decoder(SIZE, COUNT)
     h = header(1, [0], range(0), 1)
     assert decoder.repair(*h, bytes(SIZE)) == RepairOutcome.INNOVATIVE

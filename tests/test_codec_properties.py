@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from quic_pfec import _codec
 from quic_pfec.fec.outcome import RepairOutcome, SourceOutcome
-from tests.codec_world import Header, header, known, random_header, repair_symbol, state, symbols
+from tests.codec_world import LEVELS, Header, header, known, random_header, repair_symbol, state, symbols
 
 SIZE = 8
 COUNT = 24
 TRUTH = symbols(COUNT, SIZE, seed=21)
-levels = pytest.mark.parametrize("level", _codec.isa_levels())
+levels = pytest.mark.parametrize("level", LEVELS)
 seeds = st.integers(0, 2**32 - 1)
 
 

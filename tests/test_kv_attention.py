@@ -84,6 +84,27 @@ def test_layers_without_holes_take_the_plain_kernel(m: models.LoadedModel, whole
     assert torch.equal(last_logits(m, with_holes(whole, [None] * 4)), last_logits(untouched, whole))
 
 
+@pytest.mark.parametrize(("base", "name"), [("sdpa", "sdpa_attention_forward"), ("eager", "_merge")])
+def test_only_layers_with_holes_are_given_a_mask(base: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted at the kernel: of four layers, two have holes, one of them in rows that all came after all."""
+    model = models.tiny(seed=1)
+    model.model.set_attn_implementation(base)
+    attention.attach(model.model)
+    cache = generate.prefill(model, CONTEXT)
+    rows = random_rows(2)[0]
+    masks: list[bool] = []
+    kernel = getattr(attention, name)
+
+    def counting(*args: Any, **options: Any) -> Any:
+        masks.append(base == "eager" or args[4] is not None)
+        return kernel(*args, **options)
+
+    monkeypatch.setattr(attention, name, counting)
+    partial = with_holes(cache, [None, rows, torch.ones(2, 96, dtype=torch.bool), rows])
+    last_logits(model, partial, [7])
+    assert masks == ([False, True, False, True] if base == "sdpa" else [True, True])
+
+
 def test_one_hole_changes_the_output(m: models.LoadedModel, whole: Any) -> None:
     rows = torch.ones(2, 96, dtype=torch.bool)
     rows[1, :32] = False

@@ -329,3 +329,17 @@ def test_missing_extra_names_the_command(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.strip().endswith('pip install "quic-pfec[hf]"')
+
+
+def test_a_frame_made_ahead_shows_the_rows_that_came_later(m: models.LoadedModel, cache: Any) -> None:
+    sent = prepare_arrays(hf.extract(cache, "fp32").arrays.layers, dtype="fp32", wire_dtype="fp32", model="m")
+    assembler = Assembler(sent.layout)
+    frame = hf.make_frame(assembler.arrays, m.config, dtype="fp32")
+    for position in range(sent.layout.unit_count - 1):
+        assembler.write_unit(*sent.unit_at(position))
+    done = assembler.finish("mask")
+    built = hf.to_cache(done.arrays, done.row_valid, m.config, dtype="fp32", frame=frame)
+    assert same_bits(built, hf.to_cache(done.arrays, done.row_valid, m.config, dtype="fp32"))
+    assert built.hole_count() > 0
+    with pytest.raises(ValueError, match="layers"):
+        hf.make_frame(KVArrays(done.arrays.layers[:-1], "fp32"), m.config, dtype="fp32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,29 +13,11 @@ from hypothesis import strategies as st
 from quic_pfec.kv.layout import LayerShape, Layout
 from quic_pfec.kv.prepared import PreparedKV, hash_tokens, prepare_arrays
 from quic_pfec.kv.profile import Profile, generic_utility, synthetic_utility
-from quic_pfec.kv.units import convert, digest_ok
+from quic_pfec.kv.units import RAW_DTYPE, KVArrays, convert, digest_ok, write_unit
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.frames import unpack_unit_header
 from quic_pfec.wire.limits import Limits
 from quic_pfec.wire.manifest import decode_manifest, encode_manifest
-
-
-class ListSink:
-    """The shape of the codec's encoder; hands out dirty slots, as an arena may."""
-
-    def __init__(self, symbol_size: int) -> None:
-        self.symbol_size = symbol_size
-        self.symbols: list[bytearray] = []
-        self._slot = bytearray()
-
-    def reserve(self) -> memoryview:
-        self._slot = bytearray(b"\xa5" * self.symbol_size)
-        return memoryview(self._slot)
-
-    def commit(self) -> int:
-        self.symbols.append(self._slot)
-        return len(self.symbols) - 1
-
 
 Arrays = list[tuple[np.ndarray, np.ndarray]]
 
@@ -66,12 +49,12 @@ def test_everything_is_kept_and_normalised() -> None:
     assert kv.tokens is not None
     assert kv.tokens.dtype == np.uint32
     assert kv.tokens_hash == hash_tokens(kv.tokens)
-    for array in (kv.send_order, kv.utility, kv.packed, kv.offsets, kv.tokens):
+    for array in (kv.send_order, kv.utility, kv.tokens):
         assert not array.flags.writeable
     sent = [kv.unit_at(position) for position in range(kv.layout.unit_count)]
     assert [unit for unit, _ in sent] == kv.send_order.tolist()
     assert all(digest_ok(unit, data) for unit, data in sent)
-    assert sum(data.nbytes for _, data in sent) == kv.packed.size
+    assert sum(len(data) for _, data in sent) == kv.nbytes == kv.layout.unit_sizes().sum()
 
 
 def test_utility_sources() -> None:
@@ -93,10 +76,10 @@ def test_wire_dtype_casts_once() -> None:
     arrays = cache([(2, 4)], 5)
     cast = prepare_arrays(arrays, dtype="fp32", model="m", order="fifo")
     exact = prepare_arrays(arrays, dtype="fp32", wire_dtype="fp32", model="m", order="fifo")
-    bits = exact.packed[:-8].view(np.uint32)
-    assert np.array_equal(cast.packed[:-8].view(np.uint16), convert(bits, "fp32", "bf16"))
+    bits = np.frombuffer(exact.unit_at(0)[1][:-8], np.uint32)
+    assert np.array_equal(np.frombuffer(cast.unit_at(0)[1][:-8], np.uint16), convert(bits, "fp32", "bf16"))
     half = cache([(2, 4)], 5, np.float16)
-    assert prepare_arrays(half, dtype="fp16", wire_dtype="fp16", model="m").packed.size == cast.packed.size
+    assert prepare_arrays(half, dtype="fp16", wire_dtype="fp16", model="m").nbytes == cast.nbytes
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,32 +93,50 @@ def test_wire_dtype_casts_once() -> None:
 def test_symbols_carry_the_units(
     shapes: list[tuple[int, int]], tokens: int, max_payload: int, order: str, seed: int
 ) -> None:
-    kv = prepare_arrays(cache(shapes, tokens, seed=seed), dtype="fp32", model="m", order=order)
-    symbol_size = kv.layout.symbol_size(max_payload)
-    sink = ListSink(symbol_size)
-    assert kv.fill(sink, symbol_size) == len(sink.symbols) == kv.layout.symbols(symbol_size)
-    unit_of_sid, fragment_of_sid = kv.sid_units(symbol_size)
-    assert (unit_of_sid.dtype, fragment_of_sid.dtype) == (np.int32, np.uint8)
-    headers = [unpack_unit_header(bytes(symbol[:4])) for symbol in sink.symbols]
-    assert headers == list(zip(unit_of_sid.tolist(), fragment_of_sid.tolist(), strict=True))
-    units: dict[int, bytes] = {}
-    for (unit, fragment), symbol in zip(headers, sink.symbols, strict=True):
-        assert len(symbol) == symbol_size
-        assert len(units.get(unit, b"")) == fragment * (symbol_size - 4)
-        units[unit] = units.get(unit, b"") + bytes(symbol[4:])
-    assert list(units) == kv.send_order.tolist()
-    for position in range(kv.layout.unit_count):
-        unit, data = kv.unit_at(position)
-        assert units[unit][: data.nbytes] == data
-        assert not any(units[unit][data.nbytes :])  # the padding is zero although the slot was not
+    arrays = cache(shapes, tokens, seed=seed)
+    kv = prepare_arrays(arrays, dtype="fp32", model="m", order=order)
+    narrow = kv.layout.symbol_size(max_payload)
+    bits = KVArrays.of(arrays, "fp32").convert("bf16")
+    whole = []
+    for position, unit in enumerate(kv.send_order.tolist()):
+        expected = np.empty(kv.layout.unit_nbytes(unit), dtype=np.uint8)
+        write_unit(kv.layout, bits, unit, expected)
+        assert kv.unit_at(position) == (unit, expected.tobytes())
+        whole.append((unit, expected.tobytes()))
+    for symbol_size in (kv.symbol_size, narrow):  # as packed, and cut anew
+        encoder, unit_of_sid = kv.symbols(symbol_size)
+        assert (encoder.symbol_size, encoder.count) == (symbol_size, kv.layout.symbols(symbol_size))
+        symbols = [bytes(encoder.symbol(sid)) for sid in range(encoder.count)]
+        again, fragment_of_sid = kv.sid_units(symbol_size)
+        assert np.array_equal(again, unit_of_sid)
+        assert (unit_of_sid.dtype, fragment_of_sid.dtype) == (np.int32, np.uint8)
+        headers = [unpack_unit_header(symbol[:4]) for symbol in symbols]
+        assert headers == list(zip(unit_of_sid.tolist(), fragment_of_sid.tolist(), strict=True))
+        units: dict[int, bytes] = {}
+        for (unit, fragment), symbol in zip(headers, symbols, strict=True):
+            assert len(units.get(unit, b"")) == fragment * (symbol_size - 4)
+            units[unit] = units.get(unit, b"") + symbol[4:]
+        assert list(units) == kv.send_order.tolist()
+        for unit, data in whole:
+            assert units[unit].rstrip(b"\0") == data.rstrip(b"\0")  # the padding is zero
+            assert 0 <= len(units[unit]) - len(data) < symbol_size - 4
+        assert kv.symbols(symbol_size)[0] is encoder  # made once
 
 
-def test_fill_needs_an_empty_sink() -> None:
-    kv = prepare_arrays(cache([(1, 4)], 3), dtype="fp32", model="m")
-    sink = ListSink(64)
-    sink.symbols.append(bytearray(64))
-    with pytest.raises(LocalError, match="not empty"):
-        kv.fill(sink, 64)
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_packing_makes_no_second_copy_of_the_cache(dtype: str) -> None:
+    """Beside the arena, which tracemalloc does not see, packing works in a layer's memory at a time."""
+    bits = np.random.default_rng(3).integers(0, 0x70, (16, 2, 2, 512, 64 * (1 + (dtype == "fp32"))), dtype=np.uint8)
+    arrays = [tuple(pair.view(RAW_DTYPE[dtype])) for pair in np.repeat(bits, 2, axis=-1)]
+    layer_nbytes = 2 * 2 * 512 * 64 * 4
+    tracemalloc.start()
+    try:
+        kv = prepare_arrays(arrays, dtype=dtype, model="m")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kv.nbytes > 16 * layer_nbytes / 2
+    assert peak < 4 * layer_nbytes < kv.nbytes
 
 
 def test_manifest_survives_the_receivers_checks() -> None:

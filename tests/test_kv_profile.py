@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from quic_pfec.kv import profile as profile_module
 from quic_pfec.kv.layout import LayerShape, Layout
+from quic_pfec.kv.order import order_units
 from quic_pfec.kv.profile import (
     Profile,
     builtin,
@@ -21,7 +22,9 @@ from quic_pfec.kv.profile import (
     decode_profile,
     encode_profile,
     generic_utility,
+    group_edges,
     load_profile,
+    request_utility,
     save_profile,
     synthetic_utility,
     unit_utility,
@@ -258,6 +261,90 @@ def test_synthetic_utility_is_seeded_and_takes_a_layout() -> None:
 def test_synthetic_utility_refuses(geometry: tuple[int, int], share: float) -> None:
     with pytest.raises(LocalError):
         synthetic_utility(geometry, share, 0)
+
+
+def grouped(layers: int, groups: int, bins: int, seed: int) -> Profile:
+    values = np.random.default_rng(seed).random((groups, bins)).tolist()
+    return make_profile(values, layers=layers, groups=groups)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layers=st.integers(1, 30),
+    groups=st.integers(1, 6),
+    bins=st.sampled_from([1, 3, 6, 8]),
+    tokens=st.integers(8, 400),
+    seed=st.integers(0, 99),
+)
+def test_a_cell_is_shared_out_whole_and_evenly(layers: int, groups: int, bins: int, tokens: int, seed: int) -> None:
+    """The fractions of a cell sum to one, however layers, tokens and padding fall (paper section III-B)."""
+    groups = min(groups, layers)
+    profile = grouped(layers, groups, bins, seed)
+    layout = layout_of(tokens, layers=layers)
+    utility = unit_utility(layout, profile).reshape(layers, layout.columns)
+    values = np.array(profile.values)
+    edges = group_edges(layers, groups)
+    assert edges[0] == 0
+    assert edges[-1] == layers
+    for group in range(groups):
+        part = utility[edges[group] : edges[group + 1]]
+        assert part.sum() == pytest.approx(values[group].sum())
+        # Bit-equal within a group: only then do ties keep the layers of a token column together.
+        assert (part == part[0]).all()
+    # Padding carries zero: the last column counts with the rows it has.
+    rows = tokens - 16 * (layout.columns - 1)
+    assert cell_fractions(layout, 1)[-1, 0] == pytest.approx(rows / tokens)
+
+
+@settings(max_examples=30, deadline=None)
+@given(layers=st.integers(1, 30), tokens=st.integers(8, 1700), seed=st.integers(0, 99))
+def test_ties_of_a_group_go_column_by_column(layers: int, tokens: int, seed: int) -> None:
+    groups = min(6, layers)
+    layout = layout_of(tokens, layers=layers)
+    order = order_units(layout, "utility", unit_utility(layout, grouped(layers, groups, 8, seed)))
+    edges = group_edges(layers, groups)
+    group_of = np.repeat(np.arange(groups), np.diff(edges))
+    place = np.empty(layout.unit_count, dtype=int)
+    place[order] = np.arange(layout.unit_count)
+    for group in range(groups):
+        mine = place.reshape(layers, -1)[group_of == group]
+        # All layers of a group send a token column in one go.
+        assert (mine.max(axis=0) - mine.min(axis=0) == len(mine) - 1).all()
+
+
+def test_groups_must_fit() -> None:
+    with pytest.raises(LocalError, match="2 layers cannot form 3 groups"):
+        make_profile([[1.0]] * 3, layers=2, groups=3)
+    with pytest.raises(LocalError, match="announces 2 groups and holds 3"):
+        make_profile([[1.0]] * 3, layers=6, groups=2)
+    with pytest.raises(LocalError, match="2 layers cannot form 0 groups"):
+        group_edges(2, 0)
+    profile = make_profile([[3.0, 1.0], [0.0, 4.0]], layers=5, groups=2)
+    assert profile.table().tolist() == [[1.5, 0.5]] * 2 + [[0.0, 4 / 3]] * 3
+    assert profile.layer_scores() == pytest.approx([0.25, 0.25, 1 / 6, 1 / 6, 1 / 6])
+    assert decode_profile(encode_profile(profile)) == profile
+
+
+def test_request_utility_sums_a_columns_rows() -> None:
+    mass = np.arange(2 * 40, dtype=np.float64).reshape(2, 40)
+    layout = layout_of(40)
+    plain = request_utility(layout, mass).reshape(2, 3)
+    assert plain.tolist() == [[mass[layer, a:b].sum() for a, b in ((0, 16), (16, 32), (32, 40))] for layer in (0, 1)]
+    weighed = request_utility(layout, mass, make_profile([[3.0, 0.0], [0.5, 0.5]])).reshape(2, 3)
+    assert np.allclose(weighed, plain * [[0.75], [0.25]])
+    increment = request_utility(layout_of(24, first_token=16), mass).reshape(2, 2)
+    assert np.allclose(increment, plain[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("mass", "reason"),
+    [(np.ones((2, 39)), "mass has shape"), (np.ones((3, 40)), "mass has shape"), (np.zeros((2, 40)), "zero on the")],
+)
+def test_request_utility_refuses(mass: np.ndarray, reason: str) -> None:
+    with pytest.raises(LocalError, match=reason):
+        request_utility(layout_of(40), mass)
+    with pytest.raises(LocalError, match="1 layers, the cache 2"):
+        request_utility(layout_of(40), np.ones((2, 40)), make_profile([[1.0]]))
 
 
 def test_profile_is_immutable() -> None:

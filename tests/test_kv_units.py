@@ -10,6 +10,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quic_pfec.fec.codec import Encoder
 from quic_pfec.kv.layout import LayerShape, Layout
 from quic_pfec.kv.units import (
     RAW_DTYPE,
@@ -22,27 +23,29 @@ from quic_pfec.kv.units import (
     digest_ok,
     fp32_to_bf16,
     non_finite,
-    pack_units,
+    pack_symbols,
     write_unit,
 )
 from quic_pfec.wire.errors import LocalError
 
 
 def random_arrays(layout: Layout, seed: int) -> KVArrays:
-    """Random bits of the layout's geometry and wire dtype, any pattern."""
+    """Random bits of the layout's geometry and wire dtype, any finite pattern."""
     rng = np.random.default_rng(seed)
     raw = RAW_DTYPE[layout.wire_dtype]
+    lowest_exponent_bit = {"bf16": 1 << 7, "fp16": 1 << 10, "fp32": 1 << 23}[layout.wire_dtype]
 
     def bits(shape: LayerShape) -> np.ndarray:
-        return rng.integers(
-            0, 1 << (8 * raw.itemsize), (shape.kv_heads, layout.tokens, shape.head_dim), dtype=np.uint64
-        ).astype(raw)
+        size = (shape.kv_heads, layout.tokens, shape.head_dim)
+        return rng.integers(0, 1 << (8 * raw.itemsize), size, dtype=np.uint64).astype(raw) & ~raw.type(
+            lowest_exponent_bit
+        )
 
     return KVArrays(tuple((bits(shape), bits(shape)) for shape in layout.layers), layout.wire_dtype)
 
 
 def slow_unit(layout: Layout, arrays: KVArrays, unit: int) -> bytes:
-    """The unit's bytes element by element, as wire-format section 8 states them."""
+    """The unit's bytes element by element, as docs/wire.md §3 states them."""
     keys, values = arrays.layers[unit // layout.columns]
     heads, tokens, dim = keys.shape
     code = {2: "<H", 4: "<I"}[keys.dtype.itemsize]
@@ -70,19 +73,30 @@ def test_packing_is_the_stated_byte_order(
     layout = Layout(tuple(shapes), tokens, 0, block_tokens, wire_dtype)
     arrays = random_arrays(layout, seed)
     order = np.random.default_rng(seed).permutation(layout.unit_count).astype(np.int32)
-    packed, offsets = pack_units(layout, arrays, order)
-    assert packed.dtype == np.uint8
-    assert packed.flags.c_contiguous
-    assert offsets.dtype == np.int64
-    assert offsets[0] == 0
-    assert offsets[-1] == packed.size == layout.unit_sizes().sum()
-    for position, unit in enumerate(order.tolist()):
-        data = packed[offsets[position] : offsets[position + 1]]
-        assert data.tobytes() == slow_unit(layout, arrays, unit)
-        alone = np.full(data.size, 0xA5, dtype=np.uint8)
+    packed = packed_units(layout, arrays, order)
+    assert list(packed) == order.tolist()
+    for unit, data in packed.items():
+        assert data == slow_unit(layout, arrays, unit)
+        alone = np.full(len(data), 0xA5, dtype=np.uint8)
         write_unit(layout, arrays, unit, alone)
-        assert np.array_equal(alone, data)
+        assert alone.tobytes() == data
         assert digest_ok(unit, data)
+
+
+def packed_units(layout: Layout, arrays: KVArrays, order: np.ndarray, size: int = 68) -> dict[int, bytes]:
+    """Bytes of every unit as they lie in the symbols, in the order of sending."""
+    encoder = Encoder(size, layout.symbols(size))
+    first = pack_symbols(layout, arrays, order, encoder.reserve_run(encoder.capacity), size)
+    assert encoder.commit_run() == 0
+    assert np.array_equal(first[order], np.sort(first))
+    units = {unit: encoder.gather(int(first[unit]), layout.unit_nbytes(unit)) for unit in order.tolist()}
+    assert units == {
+        unit: b"".join(
+            bytes(encoder.symbol(int(first[unit]) + i))[4:] for i in range(-(-layout.unit_nbytes(unit) // (size - 4)))
+        )[: layout.unit_nbytes(unit)]
+        for unit in order.tolist()
+    }
+    return units
 
 
 def test_arrays_need_not_be_contiguous() -> None:
@@ -91,7 +105,7 @@ def test_arrays_need_not_be_contiguous() -> None:
     pairs = ((k.transpose(2, 0, 1).copy().transpose(1, 2, 0), v[::-1].copy()[::-1]) for k, v in arrays.layers)
     strided = KVArrays(tuple(pairs), "bf16")
     order = np.arange(layout.unit_count, dtype=np.int32)
-    assert np.array_equal(pack_units(layout, strided, order)[0], pack_units(layout, arrays, order)[0])
+    assert packed_units(layout, strided, order) == packed_units(layout, arrays, order)
 
 
 def test_digest_vectors() -> None:
@@ -240,7 +254,7 @@ def test_packing_refuses_what_does_not_fit() -> None:
     order = np.arange(layout.unit_count, dtype=np.int32)
     for wrong in (order[:-1], np.zeros_like(order), order + 1):
         with pytest.raises(LocalError, match="permutation"):
-            pack_units(layout, arrays, wrong)
+            packed_units(layout, arrays, wrong)
     with pytest.raises(LocalError, match="sends fp16"):
         check_geometry(Layout(layout.layers, 20, wire_dtype="fp16"), arrays)
     with pytest.raises(LocalError, match="2 layers, the arrays 1"):

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from quic_pfec.client import Generate, connect, prepare, send_kv
-from quic_pfec.kv.hf import fork, length
-from quic_pfec.kv.prepared import PreparedKV
-from quic_pfec.llm.endpoint import Conversation, LLMHandler
-from quic_pfec.llm.generate import greedy, prefill, score
-from quic_pfec.llm.models import LoadedModel, load
-from quic_pfec.quic.admission import Admissions, HandleStore
-from quic_pfec.quic.outgoing import HandoffRefused
-from quic_pfec.sim.channel import PRESETS
-from quic_pfec.wire.errors import AppCode
+from transformers import Qwen3NextConfig  # noqa: E402
+from transformers.cache_utils import DynamicSlidingWindowLayer  # noqa: E402
 
-from .handoff_world import Served, arrays, certificate, connecting, relaying, serving, until
+from quic_pfec.client import Generate, connect, prepare, send_kv  # noqa: E402
+from quic_pfec.kv.attention import PartialCache  # noqa: E402
+from quic_pfec.kv.device import DeviceMirror  # noqa: E402
+from quic_pfec.kv.hf import fork, length  # noqa: E402
+from quic_pfec.kv.prepared import PreparedKV  # noqa: E402
+from quic_pfec.llm.endpoint import Conversation, LLMHandler  # noqa: E402
+from quic_pfec.llm.generate import greedy, prefill, score  # noqa: E402
+from quic_pfec.llm.models import LoadedModel, load  # noqa: E402
+from quic_pfec.llm.recompute import PassClock  # noqa: E402
+from quic_pfec.quic.admission import Admissions, HandleStore  # noqa: E402
+from quic_pfec.quic.outgoing import HandoffRefused  # noqa: E402
+from quic_pfec.report import KVReport  # noqa: E402
+from quic_pfec.sim.channel import PRESETS  # noqa: E402
+from quic_pfec.wire.errors import AppCode  # noqa: E402
+
+from .handoff_world import Served, arrays, certificate, connecting, relaying, serving, until  # noqa: E402
 
 pytestmark = [pytest.mark.sockets, pytest.mark.model]
 
@@ -117,6 +126,219 @@ async def test_over_a_lossy_link_the_endpoint_decodes_from_what_came() -> None:
         assert conversation.tokens == len(CONTEXT) + len(PROMPT) + 3  # holes count as positions
 
 
+async def lossy(server: Served, kv: PreparedKV, *, missing: Any, deadline: float = 0.5, base: int = 0) -> KVReport:
+    """A hand-off of which only a part comes; its continuation is read to the end."""
+    with relaying(server, rate_bps=5e6, owd_s=0.02, loss=PRESETS["paper"], seed=3) as relay:
+        async with connecting(relay.port, rate="5Mbps") as conn:
+            relay.epoch()
+            then = Generate(PROMPT, max_new_tokens=4, score=continuation())
+            report = await send_kv(
+                conn, kv, deadline, then=then, scheduler="deficit", missing=missing, base=base, repair_budget=0.1
+            )
+            _ = [part async for part in report.text]
+    assert report.confirmed
+    assert 0 < report.j_frac < 1
+    return report
+
+
+async def test_rows_that_did_not_come_are_recomputed() -> None:
+    got = []
+    async with endpoint(on_received=got.append, recompute_budget_s=600.0) as server:
+        report = await lossy(server, ready(), missing="recompute")
+        assert not got[0].is_complete
+        assert report.scores == continuation()  # as from the intact cache
+        assert report.missing_used == "recompute"
+        (conversation,) = (kept.value for kept in server.handler.handles._kept.values())
+        whole = fork(whole_cache())
+        for layer, intact in zip(conversation.cache.layers, whole.layers, strict=True):
+            assert torch.allclose(layer.keys[:, :, :100], intact.keys, rtol=0, atol=1e-3)
+        async with connecting(server) as conn:  # a later turn says on what kind of cache it stands
+            turn = await conn.generate(report.handle, Generate(PROMPT, max_new_tokens=1))
+            await turn.whole()
+            assert turn.missing_used == "recompute"
+        await until(server.idle)
+
+
+async def test_where_there_is_no_time_it_masks_and_says_so() -> None:
+    async with endpoint(recompute_budget_s=0.0) as server:
+        report = await lossy(server, ready(), missing="recompute")
+        assert report.missing_used == "mask"
+        assert report.missing == "recompute"
+        assert len(report.scores) == NEW
+        (conversation,) = (kept.value for kept in server.handler.handles._kept.values())
+        assert conversation.cache.hole_count() > 0
+        assert server.handler.clock.cost is not None
+        await until(server.idle)
+
+
+async def test_the_time_to_recompute_is_by_default_what_the_deadline_granted() -> None:
+    until_s = []
+
+    class Clock(PassClock):
+        def fill(self, rebuilt: Any, token_ids: Any, until: float, cancelled: Any = None) -> Any:
+            until_s.append(until)
+            return rebuilt, "mask"
+
+    got: list[Any] = []
+    async with endpoint(on_received=got.append) as server:
+        server.handler.clock = Clock(model())
+        await lossy(server, ready(), missing="recompute")
+        granted_s = until_s[0] - got[0].deadline_s
+        assert 0 < granted_s <= 0.5
+
+
+@pytest.mark.parametrize("missing", ["zero", "mask", "recompute"])
+async def test_a_mirror_on_the_device_takes_the_place_of_shared_memory(missing: Any) -> None:
+    """As it runs where the model is on a GPU; here the device is the CPU."""
+    mirrors: list[DeviceMirror] = []
+
+    def frame_for(admission: Any) -> DeviceMirror:
+        mirrors.append(DeviceMirror(admission.assembler, model().config, dtype=model().dtype, device="cpu"))
+        return mirrors[-1]
+
+    got: list[Any] = []
+    async with endpoint(on_received=got.append, recompute_budget_s=600.0) as server:
+        server.handler.frame_for = frame_for
+        report = await lossy(server, ready(), missing=missing)
+        assert 0 < mirrors[0].copied <= report.units_complete
+        conversation = server.handler.handles.get(report.handle, 0.0)
+        at_once = got[0].to_cache(model().config, model=model().model)
+        for layer, other in zip(conversation.cache.layers, at_once.layers, strict=True):
+            torch.testing.assert_close(layer.keys[:, :, :100], other.keys, rtol=0, atol=1e-5)
+        assert report.scores == tuple(score(model(), at_once, PROMPT, continuation()))
+        async with connecting(server, rate="1Mbps") as conn:  # given up in mid-transfer
+            sending = asyncio.ensure_future(send_kv(conn, ready(), 20.0))
+            await until(lambda: len(mirrors) == 2)
+            sending.cancel()
+        await until(server.idle)
+        await until(lambda: not server.handler._waiting)
+
+
+async def test_a_complete_hand_off_has_nothing_to_recompute() -> None:
+    async with endpoint(recompute_budget_s=0.0) as server, connecting(server) as conn:
+        then = Generate(PROMPT, max_new_tokens=NEW, score=continuation())
+        report = await send_kv(conn, ready(), 20.0, missing="recompute", then=then)
+        _ = [part async for part in report.text]
+        assert report.missing_used == "recompute"
+        assert report.scores == continuation()
+        other = await send_kv(conn, ready(), 20.0, missing="mask", then=then)
+        _ = [part async for part in other.text]
+        assert other.missing_used == "mask"
+        await until(server.idle)
+
+
+@pytest.mark.parametrize("first_mode", ["mask", "recompute", "zero"])
+@pytest.mark.parametrize("second_mode", ["mask", "recompute"])
+async def test_an_increment_on_a_base_of_which_a_part_came(first_mode: Any, second_mode: Any) -> None:
+    """Holes of the base stay masked, and are computed with those of the increment where that is asked for."""
+    async with endpoint(recompute_budget_s=600.0 if second_mode == "recompute" else 0.0) as server:
+        base = prepare(truncated(64), tokens=CONTEXT[:64], wire_dtype="fp32", model=model().fingerprint)
+        first = await lossy(server, base, missing=first_mode, deadline=0.35)
+        await until(server.idle)
+        handles = server.handler.handles
+        kept = handles.get(first.handle, 0.0)
+        cache = fork(kept.cache)
+        cache.crop(-(length(cache) - 64))  # without the continuation that was generated on it
+        handles.put(first.handle, Conversation(cache, 64), 1, time.monotonic())
+        # A base of zeros has none that anybody knows of; one recomputed in time has none left.
+        base_holes = cache.hole_count() if isinstance(cache, PartialCache) else 0
+        second = await lossy(server, ready(64), missing=second_mode, base=first.handle, deadline=0.12)
+        conversation = handles.get(second.handle, 0.0)
+        assert conversation.tokens == len(CONTEXT) + len(PROMPT) + 3
+        assert second.missing_used == second_mode
+        if second_mode == "mask":
+            assert conversation.cache.hole_count() > base_holes
+        elif first_mode != "zero":  # zeros of a base pass for rows
+            assert second.scores == continuation()
+        assert (base_holes > 0) == (first_mode == "mask" or (first_mode, second_mode) == ("recompute", "mask"))
+        await until(server.idle)
+        assert not server.handler._bases
+
+
+async def test_recompute_without_token_ids_is_refused_at_once() -> None:
+    no_ids = prepare(whole_cache(), wire_dtype="fp32", model=model().fingerprint)
+    async with endpoint() as server:
+        async with connecting(server) as conn:
+            with pytest.raises(ValueError, match="needs the token ids") as raised:
+                await send_kv(conn, no_ids, 20.0, missing="recompute")
+            assert "\n" not in str(raised.value)
+        assert server.admissions.refused == 0
+
+
+async def test_an_increment_on_a_base_of_other_tokens_is_refused() -> None:
+    """The receiver computes with both texts at once otherwise; it can tell only where the ids travel."""
+    other = [(token + 1) % 256 for token in CONTEXT[:64]]
+    async with endpoint() as server, connecting(server) as conn:
+        base = prepare(truncated(64), tokens=other, wire_dtype="fp32", model=model().fingerprint)
+        first = await send_kv(conn, base, 20.0)
+        await until(server.idle)
+        second = await send_kv(
+            conn, ready(64), 20.0, base=first.handle, missing="recompute", then=Generate(PROMPT, max_new_tokens=1)
+        )
+        with pytest.raises(HandoffRefused, match="other tokens") as raised:
+            _ = [part async for part in second.text]
+        assert raised.value.code is AppCode.TOKENS_MISMATCH
+        await until(server.idle)
+
+
+async def test_token_ids_beyond_the_vocabulary_fail_the_transfer() -> None:
+    strange = [*CONTEXT[:-1], 256]
+    async with endpoint() as server, connecting(server) as conn:
+        report = await send_kv(conn, ready(tokens=strange), 20.0, missing="recompute", then=Generate(PROMPT, 1))
+        with pytest.raises(HandoffRefused, match="own tokens") as raised:
+            _ = [part async for part in report.text]
+        assert raised.value.code is AppCode.UNSUPPORTED
+        await until(server.idle)
+
+
+def test_a_model_whose_cache_is_not_rows_is_not_served() -> None:
+    config = Qwen3NextConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, layer_types=["full_attention", "linear_attention"],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="layer 1 of the model is a LinearAttentionLayer"):
+        LLMHandler(SimpleNamespace(config=config))  # type: ignore[arg-type]
+
+
+async def test_a_base_that_has_forgotten_rows_is_refused_by_layer() -> None:
+    async with endpoint() as server, connecting(server) as conn:
+        first = await send_kv(conn, prepare(truncated(64), tokens=CONTEXT[:64], wire_dtype="fp32"), 20.0)
+        await until(server.idle)
+        cache = fork(whole_cache())
+        window = DynamicSlidingWindowLayer(sliding_window=16)
+        window.update(cache.layers[2].keys[:, :, :64], cache.layers[2].values[:, :, :64])
+        cache.layers = [fork(truncated(64)).layers[0], *truncated(64).layers[1:2], window, *truncated(64).layers[3:]]
+        server.handler.handles.put(first.handle, Conversation(cache, 64), 1, time.monotonic())
+        await refused(server, ready(64), AppCode.UNSUPPORTED, "layer 2 .* DynamicSlidingWindowLayer", base=first.handle)
+
+
+async def test_a_worker_stands_by_from_admission_and_is_free_again_however_it_ends() -> None:
+    async with endpoint(places=1) as server:
+        handler = server.handler
+        for _ in range(3):  # with one worker, one that waited for ever would stop the next hand-off
+            async with connecting(server, rate="1Mbps") as conn:
+                sending = asyncio.ensure_future(send_kv(conn, ready(), 20.0, then=Generate(PROMPT, max_new_tokens=2)))
+                await until(lambda: len(handler._waiting) == 1)
+                assert server.admissions.active == 1
+                sending.cancel()
+            await until(server.idle)
+            await until(lambda: not handler._waiting)
+        async with connecting(server) as conn:
+            report = await send_kv(conn, ready(), 20.0, then=Generate(PROMPT, max_new_tokens=NEW))
+            assert "".join([part async for part in report.text]) == model().decode(continuation())
+        await until(server.idle)
+
+
+async def test_an_endpoint_that_closes_leaves_no_worker_waiting() -> None:
+    async with endpoint() as server, connecting(server, rate="1Mbps") as conn:
+        handler = server.handler
+        sending = asyncio.ensure_future(send_kv(conn, ready(), 20.0))
+        await until(lambda: len(handler._waiting) == 1)
+        handler.close()
+        await until(lambda: not handler._waiting)
+        sending.cancel()
+
+
 async def test_an_increment_continues_like_the_whole_cache() -> None:
     async with endpoint() as server, connecting(server) as conn:
         first = await send_kv(conn, prepare(truncated(64), tokens=CONTEXT[:64], wire_dtype="fp32"), 20.0)
@@ -182,8 +404,8 @@ async def test_handles_that_are_unknown_or_expired_are_refused() -> None:
             turn = await conn.generate(handle, Generate(PROMPT))
             with pytest.raises(HandoffRefused, match="unknown or has expired") as raised:
                 await turn.whole()
-            assert raised.value.code is AppCode.TOKENS_MISMATCH
-        await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "unknown or has expired", base=report.handle)
+            assert raised.value.code is AppCode.UNKNOWN_HANDLE
+        await refused(server, ready(64), AppCode.UNKNOWN_HANDLE, "unknown or has expired", base=report.handle)
 
 
 async def test_kept_caches_are_limited_by_memory() -> None:
@@ -222,7 +444,7 @@ async def test_increments_that_do_not_fit_are_refused() -> None:
             first = await send_kv(conn, ready(), 20.0)
         await until(server.idle)
         await refused(server, ready(64), AppCode.UNSUPPORTED, "base handle")
-        await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "unknown", base=77)
+        await refused(server, ready(64), AppCode.UNKNOWN_HANDLE, "unknown", base=77)
         await refused(server, ready(64), AppCode.TOKENS_MISMATCH, "holds 100 tokens", base=first.handle)
         await refused(server, ready(), AppCode.UNSUPPORTED, "goes with rows", base=first.handle)
         assert server.admissions.refused == 0  # judged before any memory was reserved

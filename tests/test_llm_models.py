@@ -14,6 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tqdm.auto import tqdm  # noqa: E402
+
 from quic_pfec.kv import attention, hf  # noqa: E402
 from quic_pfec.llm import corpus, generate, models  # noqa: E402
 
@@ -100,6 +102,61 @@ def test_missing_gguf_file(tmp_path: Path) -> None:
         models.load(str(tmp_path / "none.gguf"))
 
 
+@pytest.mark.parametrize("name", ["smolm2", "none/of/this", "/nowhere/at-all", "./none", "-/x"])
+def test_a_name_that_nothing_answers_to_is_one_line_and_asks_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.huggingface_hub, "model_info", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(
+        OSError, match=r"choose smollm2-135m, tiny-random, a folder, a \.gguf file or a hub id"
+    ) as error:
+        models.load(name)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+class TestHub:
+    """A hub that says what a test wants; nothing here needs a network."""
+
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Names the hub was asked for: it does not answer."""
+        names: list[str] = []
+
+        def model_info(name: str, timeout: float) -> None:
+            assert timeout == models.HUB_TIMEOUT_S
+            names.append(name)
+            raise RuntimeError("Name or service\n not known")
+
+        monkeypatch.setattr(models.huggingface_hub, "model_info", model_info)
+        return names
+
+    def test_one_that_does_not_answer_is_asked_once(self, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(models.huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+        with pytest.raises(
+            ConnectionError, match=r"the hub does not answer for 'an-org/a-model' \(Name or service not"
+        ):
+            models.load("an-org/a-model")
+        assert asked == ["an-org/a-model"]
+
+    def test_without_it_an_earlier_download_is_used(self, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        loads: list[tuple[str, bool]] = []
+        monkeypatch.setattr(models.huggingface_hub, "try_to_load_from_cache", lambda *_: "config.json")
+        monkeypatch.setattr(models, "_from_pretrained", lambda source, *_, local: loads.append((source, local)))
+        models.load("an-org/a-model")
+        assert loads == [("an-org/a-model", True)]
+
+    def test_a_model_that_it_does_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class NotFoundError(models.RepositoryNotFoundError):
+            def __init__(self) -> None:
+                Exception.__init__(self)
+
+        def model_info(*_: Any, **__: Any) -> None:
+            raise NotFoundError
+
+        monkeypatch.setattr(models.huggingface_hub, "model_info", model_info)
+        with pytest.raises(FileNotFoundError, match="the hub has no model 'an-org/a-model'"):
+            models.load("an-org/a-model")
+
+
 def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("QUIC_PFEC_CACHE", str(tmp_path / "own"))
     assert models._cache_root(None) == tmp_path / "own"
@@ -167,6 +224,17 @@ class TestConversion:
         assert (folder / models._WEIGHTS).read_bytes() == whole
         assert len(conversions) == 2
         assert "damaged" in caplog.text
+
+    def test_no_progress_bars_spill(
+        self, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        def convert(gguf: Path, sha256: str, target: Path) -> None:
+            for _ in tqdm(range(3)):  # as transformers' reader of GGUF files does, whatever its verbosity
+                pass
+
+        monkeypatch.setattr(models, "_convert", convert)
+        models._converted(gguf, None, tmp_path)
+        assert capfd.readouterr().err == ""
 
     def test_a_damaged_source_is_refused(self, gguf: Path, conversions: list[Path], tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"model\.gguf is damaged: its sha256 does not start with b179c952"):

@@ -71,6 +71,56 @@ def test_measure(m: models.LoadedModel) -> None:
     assert other.values != first.values
 
 
+def test_groups_lose_their_layers_together(m: models.LoadedModel) -> None:
+    """One group of all layers and one bin: nothing of the context is left, whatever the single layers say."""
+    one = profiler.measure(m, profiler.Settings(groups=1, **{**SMALL, "bins": 1}))  # type: ignore[arg-type]
+    assert (one.groups, one.layers, len(one.values)) == (1, 4, 1)
+    prompt = corpus.profile_context(m.tokenizer, 99, 0)
+    cache = generate.prefill(m, prompt.ids)
+    cue = m.encode(corpus.CUE)
+    forced = profiler.continuation(m, cache, cue, 5)
+    settings = profiler.Settings(groups=2, **SMALL)  # type: ignore[arg-type]
+    found = profiler.cell_damage(m, cache, cue, forced, [(1, 3)], settings)
+    whole = hf.extract(cache, "fp32").arrays
+    valid = [np.ones((2, 99), dtype=np.bool_) for _ in range(4)]
+    for layer in (2, 3):
+        valid[layer][:, round(99 * 3 / 8) : round(99 * 4 / 8)] = False
+    pairs = tuple((keys * rows[..., None], values * rows[..., None])
+                  for (keys, values), rows in zip(whole.layers, valid, strict=True))  # fmt: skip
+    partial = hf.to_cache(KVArrays(pairs, "fp32"), valid, m.config)
+    intact, lossy = (
+        torch.log_softmax(generate.forced_logits(m, one_cache, cue, forced), dim=-1) for one_cache in (cache, partial)
+    )
+    assert float(found[0]) == pytest.approx(float((intact.exp() * (intact - lossy)).sum(-1).mean()), abs=2e-5)
+
+
+def test_data_of_ones_own(m: models.LoadedModel) -> None:
+    from quic_pfec.llm.dataset import Dataset, Example, Source
+
+    def example(name: str) -> Example:
+        passages = (Source("t", f"{name} " * 20, True), Source("u", "filler " * 30))
+        return Example(name, "Who?", ("he",), passages)
+
+    data = Dataset("file.jsonl", "ab" * 32, (example("p"), example("q")), (example("r"),))
+    settings = profiler.Settings(**{**SMALL, "context_tokens": 240})  # type: ignore[arg-type]
+    found = profiler.measure(m, settings, data=data)
+    assert (found.data_hash, found.data[:12]) == ("ab" * 32, "file.jsonl: ")
+    assert found.command.endswith("--model tiny-random:6 --data file.jsonl")
+    assert found.values != profiler.measure(m, settings).values
+    with pytest.raises(ValueError, match=r"file\.jsonl has 2 examples for profiles, 3 were asked for"):
+        profiler.measure(m, profiler.Settings(**{**SMALL, "prompts": 3}), data=data)  # type: ignore[arg-type]
+
+
+def test_continuation_can_do_without_tokens(m: models.LoadedModel) -> None:
+    cache = generate.prefill(m, list(range(99)))
+    free = profiler.continuation(m, cache, [1], 8)
+    kept = profiler.continuation(m, cache, [1], 8, {free[0]})
+    assert free[0] not in kept
+    assert len(kept) == 8
+    assert cache.get_seq_length() == 99
+    assert profiler.control_ids(m) == m.eos_ids
+
+
 def test_batch_size_does_not_matter(m: models.LoadedModel) -> None:
     tables = [
         profiler.measure(m, profiler.Settings(**{**SMALL, "batch": batch})).table()  # type: ignore[arg-type]
@@ -95,6 +145,7 @@ def test_attention_is_restored_after_an_error(m: models.LoadedModel) -> None:
     [
         ({"receiver": "guess"}, "receiver must be"),
         ({"bins": 0}, "bins must be at least 1"),
+        ({"groups": -1}, "groups must not be negative"),
         ({"prompts": 0}, "prompts must be at least 1"),
         ({"positions": 0}, "positions must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),

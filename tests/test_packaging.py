@@ -14,13 +14,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 PROGRAM = """
-import quic_pfec, quic_pfec._codec, sys
+import quic_pfec, quic_pfec._codec, quic_pfec.schedule._policy, sys
 from pathlib import Path
 import numpy as np
 from quic_pfec.fec.codec import Decoder, Encoder
 from quic_pfec.kv.profile import builtin
 assert Path(quic_pfec.__file__).is_relative_to(sys.argv[1]), quic_pfec.__file__
-assert Path(quic_pfec._codec.__file__).is_relative_to(sys.argv[1])
+for extension in (quic_pfec._codec, quic_pfec.schedule._policy):
+    assert Path(extension.__file__).is_relative_to(sys.argv[1])
+from quic_pfec.schedule.policies import make_policy
+from quic_pfec.schedule.state import IDLE, State
+assert make_policy("hybrid").decide(State()) == IDLE
 assert builtin("smollm2-135m-instruct") is not None
 encoder, decoder = Encoder(64, 4), Decoder(64, 4)
 for number in range(4):
@@ -45,10 +49,19 @@ def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {Path(*Path(name).parts[1:]).as_posix() for name in archive.getnames()}
     assert {"codec/gf256.h", "codec/_codec.pyx", "LICENSE", "quic_pfec/py.typed"} <= names
+    room = ROOT / "quic_pfec" / "schedule"
+    sources = {path.name for pattern in ("*.c", "*.h", "*.pyx", "*.pxi") for path in room.glob(pattern)} - {"_policy.c"}
+    assert len(sources) > 5
+    assert {f"quic_pfec/schedule/{name}" for name in sources} <= names
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-        assert not [name for name in archive.namelist() if name.startswith(("codec/", "tests/"))]
+        shipped = archive.namelist()
+    assert "quic_pfec/schedule/_policy.pyi" in shipped
+    no_use = [
+        name for name in shipped if name.startswith("quic_pfec/schedule/") and not name.endswith((".py", ".pyi", ".so"))
+    ]
+    assert not no_use + [name for name in shipped if name.startswith(("codec/", "tests/"))]
     empty = tmp_path / "empty"
     empty.mkdir()
     ran = subprocess.run(

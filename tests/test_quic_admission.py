@@ -98,7 +98,7 @@ def test_handles_expire_and_using_one_renews_it() -> None:
     assert store.get(1, now=18.0) == "one"
     with pytest.raises(Refusal, match="unknown or has expired") as raised:
         store.get(1, now=28.0)
-    assert raised.value.code is AppCode.TOKENS_MISMATCH
+    assert raised.value.code is AppCode.UNKNOWN_HANDLE
     assert (len(store), store.bytes) == (0, 0)
 
 

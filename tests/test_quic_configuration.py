@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quic_pfec.cli.cert import make_certificate
-from quic_pfec.quic.configuration import configuration, provisioned_rate
+from quic_pfec.quic.configuration import configuration
 from quic_pfec.wire.errors import LocalError
 
 
@@ -19,14 +19,31 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
         configuration(is_client=False, certificate=(str(certificate), str(other_key)))
 
 
-def test_the_rate_and_the_controller_must_fit() -> None:
-    assert provisioned_rate("cubic", None) is None
-    assert provisioned_rate("cubic", "50Mbps") == 50e6
-    assert provisioned_rate("rate", 2e7) == 2e7
-    for controller, rate, reason in [
-        ("rate", None, "needs rate="),
-        ("reno", "1Mbps", "goes with"),
-        ("bbr", None, "bbr"),
-    ]:
-        with pytest.raises(LocalError, match=reason):
-            provisioned_rate(controller, rate)
+@pytest.mark.parametrize("content", ["key", "text", "empty"])
+def test_a_file_that_is_no_certificate_is_named(content: str, tmp_path: Path) -> None:
+    cert, key = map(str, make_certificate(tmp_path / "good"))
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_bytes({"key": Path(key).read_bytes(), "text": b"hello", "empty": b""}[content])
+    expected = r"wrong\.pem holds no certificate in PEM.*BEGIN CERTIFICATE"
+    with pytest.raises(LocalError, match=expected):
+        configuration(is_client=True, ca_certs=str(wrong))
+    with pytest.raises(LocalError, match=expected):
+        configuration(is_client=False, certificate=(cert, key), client_ca=str(wrong))
+    with pytest.raises(LocalError, match=expected):
+        configuration(is_client=False, certificate=(str(wrong), key))
+    if content != "key":
+        with pytest.raises(LocalError, match=r"wrong\.pem is no private key"):
+            configuration(is_client=False, certificate=(cert, str(wrong)))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    cert, key = map(str, make_certificate(tmp_path))
+    nowhere = str(tmp_path / "none.pem")
+    with pytest.raises(FileNotFoundError, match=r"none\.pem does not exist"):
+        configuration(is_client=True, ca_certs=nowhere)
+    with pytest.raises(FileNotFoundError, match=r"none\.pem does not exist"):
+        configuration(is_client=False, certificate=(nowhere, key))
+    with pytest.raises(OSError, match=r"none\.pem cannot be read"):
+        configuration(is_client=False, certificate=(cert, nowhere))
+    with pytest.raises(OSError, match="cannot be read: Is a directory"):
+        configuration(is_client=True, ca_certs=str(tmp_path))

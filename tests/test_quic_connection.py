@@ -233,3 +233,16 @@ def test_removed_transfer_drops_what_is_late() -> None:
     assert not world.server.receivers
     assert world.server.extension_stats.dropped_closed > 0
     assert not world.pair.server.is_closing  # type: ignore[attr-defined]
+
+
+def test_no_frame_leaves_on_a_stream_that_the_peer_has_not_granted() -> None:
+    world = World(loss=False)
+    world.connect()
+    while world.client.may_open(world.client.get_next_available_stream_id()):
+        world.client.send_stream_data(world.client.get_next_available_stream_id(), b"")
+    blocked = world.client.get_next_available_stream_id()
+    assert not world.server.peer_stream_limit > blocked // 4
+    sender = world.send(prepared(1, 16), 1.0)
+    assert sender.transfer_id == blocked
+    assert sender.ready(world.pair.now)
+    assert not world.client.has_frame(world.pair.now)

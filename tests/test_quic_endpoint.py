@@ -15,6 +15,7 @@ from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataRecei
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from quic_pfec.quic.configuration import configuration
+from quic_pfec.quic.congestion import Congestion
 from quic_pfec.quic.endpoint import ExtensionProtocol, Listener, listen, open_connection
 from quic_pfec.quic.udp import UdpSocket
 from quic_pfec.wire.errors import LocalError
@@ -118,7 +119,10 @@ async def test_many_datagrams_cause_one_transmission_a_turn() -> None:
 @pytest.mark.parametrize("rate_bps", [20e6])
 async def test_a_provisioned_rate_is_kept_by_real_timers(rate_bps: float) -> None:
     options = {"total": 10**9}
-    async with serving() as listener, connecting(listener, options=options, rate_bps=rate_bps) as client:
+    async with (
+        serving() as listener,
+        connecting(listener, options=options, congestion=Congestion("rate", rate_bps)) as client,
+    ):
         await until(lambda: client.quic.sent > 50)
         start_s, sent = time.monotonic(), client.quic.sent
         await until(lambda: client.quic.sent >= sent + 500)

@@ -88,7 +88,9 @@ def repair(draw: Any) -> bytes:
 
 
 padding = st.integers(0, 5).map(bytes)
-others = st.sampled_from([b"\x01", b"\x02\x00\x00\x00\x00", b"\x1e", varint.encode(frames.MANIFEST), b"\x80\x00\x00\x00"])
+others = st.sampled_from(
+    [b"\x01", b"\x02\x00\x00\x00\x00", b"\x1e", varint.encode(frames.MANIFEST), b"\x80\x00\x00\x00"]
+)
 payloads = st.lists(st.one_of(source(), source(), repair(), repair(), padding), max_size=4).map(b"".join)
 
 
@@ -274,7 +276,9 @@ def test_packets_for_the_books() -> None:
 # ---- opening --------------------------------------------------------------------------------------------------------
 
 
-def datagram(pair: CryptoPair, number: int, payload: bytes, first: int = 0x41, cid: bytes = CID, width: int = 2) -> bytes:
+def datagram(
+    pair: CryptoPair, number: int, payload: bytes, first: int = 0x41, cid: bytes = CID, width: int = 2
+) -> bytes:
     head = bytes([first & ~3 | width - 1]) + cid + (number & (1 << 8 * width) - 1).to_bytes(width, "big")
     return pair.encrypt_packet(head, payload, number)
 

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from quic_pfec.kv.prepared import PreparedKV
-from quic_pfec.quic.incoming import Freeze, Reply
+from quic_pfec.client import send_kv
+from quic_pfec.kv.prepared import PreparedKV, hash_tokens, prepare_arrays
+from quic_pfec.quic.handler import Freeze, Reply
 from quic_pfec.server import CallbackHandler
 from quic_pfec.wire import frames, messages
 from quic_pfec.wire.errors import AppCode, ErrorCode
@@ -21,7 +22,9 @@ from quic_pfec.wire.manifest import Manifest, encode_manifest
 from .handoff_world import (
     Hostile,
     Served,
+    arrays,
     attacking,
+    connecting,
     opening,
     prepared,
     serving,
@@ -96,6 +99,66 @@ async def test_tokens_that_are_not_the_manifests_are_refused() -> None:
         await refused(server, hostile, AppCode.TOKENS_MISMATCH)
         assert hostile.on(0).ended
         assert not server.received
+
+
+IDS = np.arange(32)
+
+
+def recomputing(**changes: Any) -> bytes:
+    return encode_manifest(manifest(**({"missing": "recompute", "tokens_hash": hash_tokens(IDS)} | changes)))
+
+
+@pytest.mark.parametrize("mode", ["symbols", "stream"])
+@pytest.mark.parametrize(
+    ("data", "ids", "code"),
+    [
+        (recomputing(tokens_hash=b""), IDS, AppCode.UNSUPPORTED),
+        (recomputing(), None, AppCode.UNSUPPORTED),
+        (recomputing(tokens_hash=hash_tokens(IDS[:31])), IDS[:31], AppCode.TOKENS_MISMATCH),
+        (recomputing(), IDS[::-1], AppCode.TOKENS_MISMATCH),
+    ],
+    ids=["no-hash", "no-ids", "too-few", "others"],
+)
+async def test_recompute_without_its_token_ids_is_refused(data: bytes, ids: Any, code: AppCode, mode: str) -> None:
+    parts: list[messages.Message] = [] if ids is None else [messages.Tokens.from_ids(ids)]
+    rest = b"".join(map(messages.encode_message, [*parts, messages.Start()]))
+    async with serving() as server, attacking(server) as hostile:
+        hostile.write(0, opening(KV, manifest=data, mode=mode, start=False) + rest)
+        refusal = await refused(server, hostile, code)
+        assert "token" in refusal.reason
+        await still_serves(server)
+
+
+async def test_token_ids_are_kept_for_recompute_alone_counted_and_freed() -> None:
+    nbytes = int(KV.layout.unit_sizes().sum())
+    async with serving() as server, attacking(server) as hostile:
+        rest = b"".join(map(messages.encode_message, (messages.Tokens.from_ids(IDS), messages.Start())))
+        asked = encode_manifest(manifest(tokens_hash=hash_tokens(IDS)))
+        hostile.write(0, opening(KV, manifest=asked, start=False, remaining_us=60_000_000) + rest)
+        hostile.write(4, opening(KV, manifest=recomputing(), start=False, remaining_us=60_000_000) + rest)
+        await until(lambda: server.admissions.active == 2)
+        (protocol,) = server.listener.protocols
+        kept = protocol._incoming  # type: ignore[attr-defined]
+        assert kept[0]._tokens is None
+        assert kept[4]._tokens.tolist() == IDS.tolist()
+        assert protocol.admitted_bytes == 2 * nbytes + 4 * 32  # type: ignore[attr-defined]
+        incoming = kept[4]
+        hostile.quic.reset_stream(4, AppCode.CANCELLED)
+        hostile.transmit()
+        await until(lambda: server.admissions.active == 1)
+        assert incoming._tokens is None
+        assert protocol.admitted_bytes == nbytes  # type: ignore[attr-defined]
+
+
+async def test_a_library_receiver_gets_the_token_ids_with_the_hand_off() -> None:
+    kv = prepare_arrays(arrays(2, 32), dtype="fp32", model="test", tokens=IDS)
+    async with serving() as server, connecting(server) as conn:
+        await send_kv(conn, kv, 20.0, missing="recompute")
+        await send_kv(conn, kv, 20.0)
+        await until(lambda: len(server.received) == 2)
+        assert server.received[0].tokens is not None
+        assert server.received[0].tokens.tolist() == IDS.tolist()
+        assert server.received[1].tokens is None
 
 
 async def test_bytes_of_one_connection_are_limited() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quic_pfec.schedule.policies import POLICY_NAMES, Fixed, Hybrid, make_policy
+from quic_pfec.schedule.policies import POLICY_NAMES, Epoch, Fixed, Hybrid, make_policy
 from quic_pfec.schedule.state import IDLE, REPAIR, RESEND, SOURCE, Action, ActionKind, State
 
 
@@ -34,9 +34,24 @@ NOTHING = after_the_last(can_repair=False, in_flight=0, unresolved=0, window=0)
 
 
 def test_names() -> None:
-    assert POLICY_NAMES == ("none", "fixed", "arq", "deficit", "paper-deficit", "hybrid")
+    assert POLICY_NAMES == (
+        "none",
+        "fixed",
+        "arq",
+        "deficit",
+        "paper-deficit",
+        "epoch",
+        "flec-rt",
+        "flec-rt-window",
+        "flec-rt-spread",
+        "hybrid",
+    )
     windows = {name: make_policy(name).window for name in POLICY_NAMES}
-    assert [name for name, window in windows.items() if window == "full"] == ["paper-deficit"]
+    assert [name for name, window in windows.items() if window == "full"] == [
+        "paper-deficit",
+        "flec-rt-window",
+        "flec-rt-spread",
+    ]
     assert make_policy("hybrid") is not make_policy("hybrid")
     with pytest.raises(ValueError, match=r"unknown scheduler 'ddpg': choose one of none, fixed"):
         make_policy("ddpg")
@@ -154,11 +169,34 @@ def test_hybrid_parameters() -> None:
     assert policy.decide(view(slots_left=201, repairs_in_flight=4)) == SOURCE
 
 
-@pytest.mark.parametrize("name", ["fixed", "deficit", "paper-deficit", "hybrid"])
+def test_epoch_covers_a_share_of_what_is_in_flight() -> None:
+    policy = make_policy("epoch")
+    # 3 + 0.3 * 0.05 * 100 - 0.95 * R = 4.5 - 0.95 * R: a burst of 4 at R = 0, single repairs up to R = 3
+    assert policy.decide(view(feedback_deficit=3)) == Action(ActionKind.REPAIR, 4)
+    assert policy.decide(view(feedback_deficit=3, repairs_in_flight=1)) == REPAIR
+    assert policy.decide(view(feedback_deficit=3, repairs_in_flight=3)) == REPAIR
+    assert policy.decide(view(feedback_deficit=3, repairs_in_flight=4)) == SOURCE
+    assert policy.decide(view(in_flight=60)) == SOURCE  # 0.9
+    assert policy.decide(view(in_flight=67)) == REPAIR
+    assert Epoch(alpha=0.0).decide(view(in_flight=1000)) == SOURCE
+    assert policy.decide(view(feedback_deficit=30, can_repair=False)) == SOURCE
+    assert policy.decide(after_the_last()) == Action(ActionKind.REPAIR, 1)
+
+
+def test_epoch_sends_bursts_that_budget_and_time_allow() -> None:
+    policy = make_policy("epoch")
+    assert policy.decide(view(feedback_deficit=15)) == Action(ActionKind.REPAIR, 16)
+    assert policy.decide(view(feedback_deficit=14)) == Action(ActionKind.REPAIR, 4)
+    assert policy.decide(view(feedback_deficit=50, budget_left=15.0)) == Action(ActionKind.REPAIR, 4)
+    assert policy.decide(view(feedback_deficit=50, slots_left=3)) == Action(ActionKind.REPAIR, 1)
+    assert policy.decide(view(feedback_deficit=50, slots_left=0)) == Action(ActionKind.REPAIR, 1)
+
+
+@pytest.mark.parametrize("name", ["fixed", "deficit", "paper-deficit", "epoch", "hybrid"])
 def test_missing_credit_does_not_eat_a_budget_that_resends_will_need(name: str) -> None:
     policy = make_policy(name)
-    assert policy.decide(without_credit(budget_left=100, repairs_sent=1000)) == IDLE
-    assert policy.decide(without_credit(budget_left=inf, repairs_sent=1000)) == REPAIR
+    assert policy.decide(without_credit(budget_left=100, repairs_sent=1000, in_flight=0)) == IDLE
+    assert policy.decide(without_credit(budget_left=inf, repairs_sent=1000, in_flight=0)) == REPAIR
 
 
 states = st.builds(
@@ -191,11 +229,14 @@ def test_a_decision_is_allowed_and_depends_on_the_state_alone(name: str, state: 
     for other in others:
         policy.decide(other)
     assert policy.decide(state) == action
-    allowed: dict[Action, bool] = {
-        IDLE: True, SOURCE: state.can_source, REPAIR: state.can_repair, RESEND: state.can_resend
-    }  # fmt: skip
-    assert allowed[action]
+    allowed = {
+        ActionKind.IDLE: True,
+        ActionKind.SOURCE: state.can_source,
+        ActionKind.REPAIR: state.can_repair and action.count <= max(1, min(state.budget_left, state.slots_left)),
+        ActionKind.RESEND: state.can_resend,
+    }
+    assert allowed[action.kind]
     if name in {"none", "arq"}:
         assert action != REPAIR
-    if name not in {"arq", "hybrid"}:
+    if name not in {"arq", "flec-rt", "hybrid"}:
         assert action != RESEND

@@ -142,6 +142,25 @@ async def test_contradictory_settings_are_value_errors() -> None:
         await serve(port=0, certificate="/nowhere.pem", private_key=key, on_kv=print)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"port": "x"}, "port is a whole number from 0 to 65535, not 'x'"),
+        ({"port": 80_000}, "not 80000"),
+        ({"max_transfers": 0}, "max_transfers is a whole number from 1"),
+        ({"max_connections": 0}, "max_connections is a whole number from 1"),
+        ({"max_bytes": "1G"}, "max_bytes is a whole number from 1"),
+        ({"token": ""}, "token is a text of 1 to 256 characters, not 0 of them"),  # it would admit everybody
+        ({"on_kv": "f"}, "on_kv is a function that takes a ReceivedKV, not 'f'"),
+        ({"on_kv": None, "handler": CallbackHandler(print), "token": "x"}, "a handler has a token of its own"),
+    ],
+)
+async def test_settings_of_serve_are_checked_before_it_binds(wrong: dict[str, Any], said: str) -> None:
+    cert, key = certificate()
+    with pytest.raises(ValueError, match=said):
+        await serve(**{"port": 0, "certificate": cert, "private_key": key, "on_kv": print, **wrong})
+
+
 async def test_client_certificates_are_insisted_on() -> None:
     cert, key = certificate()
     async with serving(client_ca=cert) as server:

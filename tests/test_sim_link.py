@@ -262,3 +262,27 @@ def test_refuses(arguments: dict[str, object]) -> None:
 def test_default_slot() -> None:
     assert default_slot_s(20e6) == pytest.approx(576e-6)
     assert Link(20e6, 0.01).slot_s == default_slot_s(20e6)
+
+
+def test_the_path_may_change_under_way() -> None:
+    link = Link(8e6, 0.010, 1 << 20, overhead=0)
+    first = link.send(0.0, 1000)
+    assert link.queue_delay_s(0.0) == pytest.approx(0.001)
+    assert link.queue_delay_s(5.0) == 0.0
+    link.change(0.0, rate_bps=4e6, owd_s=0.030)
+    second = link.send(0.0, 1000)
+    assert isinstance(first, Delivery)
+    assert isinstance(second, Delivery)
+    assert first.due_s == pytest.approx(0.011)  # what is in the queue keeps its time
+    assert second.due_s == pytest.approx(0.001 + 0.002 + 0.030)
+    link.change(1.0, dead=True)
+    assert link.send(1.0, 1000) is Drop.CHANNEL
+    link.change(2.0, dead=False)
+    assert isinstance(link.send(2.0, 1000), Delivery)
+    stats = link.stats()
+    assert (stats.packets, stats.lost, stats.delivered) == (4, 1, 3)
+    for wrong in ({"rate_bps": 0.0}, {"owd_s": -1.0}):
+        with pytest.raises(ValueError, match="must"):
+            link.change(3.0, **wrong)
+    with pytest.raises(ValueError, match="backwards"):
+        link.change(0.5)

@@ -8,7 +8,7 @@ import pytest
 
 from quic_pfec.sim.channel import PRESETS, channel_factory
 from quic_pfec.sim.link import Link
-from quic_pfec.sim.virtual import Livelock, VirtualNetwork
+from quic_pfec.sim.virtual import Livelock, SharedNetwork, VirtualNetwork
 
 
 class Script:
@@ -193,3 +193,27 @@ def test_a_run_without_end_is_reported() -> None:
 def test_nothing_to_do() -> None:
     network = VirtualNetwork(Script(), Script(timer=math.inf), link(), link(), now=3.0)
     assert network.run() == 3.0
+
+
+def test_pairs_share_one_way_and_have_their_own_way_back() -> None:
+    senders = [Paced(3, 0.001), Paced(3, 0.001)]
+    echoes = [Echo(), Echo()]
+    shared = Link(8e6, 0.010, 1 << 20, overhead=0)
+    backs = [Link(8e6, owd_s, 1 << 20, overhead=0) for owd_s in (0.010, 0.050)]
+    network = SharedNetwork(list(zip(senders, echoes, strict=True)), shared, backs)
+    network.run(until=1.0)
+    assert [len(echo.calls) for echo in echoes] == [3, 3]
+    # 972 bytes take 0.972 ms: the second of each instant waits for the first, whoever sent it.
+    arrivals = sorted(now for echo in echoes for _, now, _ in echo.calls)
+    assert arrivals == pytest.approx([0.010 + 0.000972 * n for n in range(1, 7)], abs=1e-6)
+    for sender, echo, owd_s in zip(senders, echoes, (0.010, 0.050), strict=True):
+        sent = [now for what, now, _ in echo.calls if what == "receive"]
+        back = [now for what, now, _ in sender.calls if what == "receive"]
+        assert back == pytest.approx([now + 0.000972 + owd_s for now in sent], abs=1e-6)
+    assert shared.stats().packets == 6
+
+
+def test_pairs_and_ways_back_must_match() -> None:
+    for pairs, backs in (([], []), ([(Script(), Script())], [])):
+        with pytest.raises(ValueError, match="ways back"):
+            SharedNetwork(pairs, link(), backs)

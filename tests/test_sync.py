@@ -15,7 +15,7 @@ from quic_pfec import sync
 from quic_pfec.cli.cert import make_certificate
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.quic.admission import Admissions
-from quic_pfec.quic.incoming import Admission, Freeze, Reply
+from quic_pfec.quic.handler import Admission, Freeze, Reply
 from quic_pfec.quic.outgoing import HandoffRefused
 from quic_pfec.server import serve
 from quic_pfec.wire import messages
@@ -38,6 +38,9 @@ class Echo:
 
     def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
         return self.admissions.admit(manifest)
+
+    def expect(self, admission: Admission, manifest: Manifest, request: messages.Generate | None) -> None:
+        return None
 
     async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
         self.got.append(freeze.finish())
@@ -77,6 +80,7 @@ async def test_handoff_and_later_turn(server: tuple[Echo, int, str]) -> None:
     def script() -> None:
         with sync.connect("127.0.0.1", port, ca_certs=ca, token="secret", rate="50Mbps") as conn:
             assert conn.extension == "on"
+            conn.authorise()
             handoff = conn.send_kv(
                 cache, PATIENCE_S, wire_dtype="fp32", then=quic_pfec.Generate("once upon a time", max_new_tokens=4)
             )
@@ -107,6 +111,8 @@ async def test_errors_reach_the_caller(server: tuple[Echo, int, str]) -> None:
         with pytest.raises(ValueError, match="rate"):
             sync.connect("127.0.0.1", port, ca_certs=ca, congestion_control="rate")
         with sync.connect("127.0.0.1", port, ca_certs=ca, token="guess") as conn:
+            with pytest.raises(HandoffRefused, match="token"):
+                conn.authorise()
             with pytest.raises(HandoffRefused, match="token is missing or wrong"):
                 conn.send_kv(arrays(seed=2), PATIENCE_S)
             with pytest.raises(ValueError, match="deadline"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quic_pfec.fec.reference import Intake
 from quic_pfec.transfer.units import DigestSink, FragmentTaken, UnitTable
 from quic_pfec.wire.frames import pack_unit_header
 
@@ -16,7 +19,9 @@ PAYLOAD = 60
 
 
 class Symbols:
-    """Symbols by sid, made by hand."""
+    """Symbols by sid, made by hand: as much of a decoder as it takes to collect units."""
+
+    symbol_size = SIZE
 
     def __init__(self) -> None:
         self.held: dict[int, memoryview] = {}
@@ -27,6 +32,12 @@ class Symbols:
 
     def symbol(self, sid: int, /) -> memoryview:
         return self.held[sid]
+
+
+def collected(of: UnitTable, unit: int, symbols: Symbols) -> tuple[bytes, list[tuple[int, int]]]:
+    intake: Any = Intake(symbols, 0)
+    of.attach(intake)
+    return intake.collect(unit), of.ranges(unit)
 
 
 def table(*sizes: int) -> UnitTable:
@@ -46,7 +57,7 @@ def test_a_unit_is_there_with_its_last_fragment_whatever_the_order() -> None:
     assert of.place(5, symbols.add(5, 0, 1, 7)) is None
     assert (of.present(0), of.present(1)) == (1, 2)
     assert of.place(2, symbols.add(2, 1, 1, 2)) == 1
-    data, ranges = of.collect(1, symbols)
+    data, ranges = collected(of, 1, symbols)
     assert data == b"\1" * 60 + b"\2" * 60 + b"\3" * 30
     assert ranges == [(0, 150)]
     assert of.place(2, symbols.symbol(2)) is None  # again
@@ -56,14 +67,14 @@ def test_partial_bytes_and_their_ranges() -> None:
     of, symbols = table(270), Symbols()
     for sid, fragment in ((4, 0), (1, 1), (7, 3)):
         of.place(sid, symbols.add(sid, 0, fragment, fragment + 1))
-    data, ranges = of.collect(0, symbols)
+    data, ranges = collected(of, 0, symbols)
     assert ranges == [(0, 120), (180, 240)]
     assert data == b"\1" * 60 + b"\2" * 60 + bytes(60) + b"\4" * 60 + bytes(30)
     of.place(2, symbols.add(2, 0, 4, 5))  # the last one is cut at the unit's size
-    data, ranges = of.collect(0, symbols)
+    data, ranges = collected(of, 0, symbols)
     assert ranges == [(0, 120), (180, 270)]
     assert len(data) == 270
-    assert of.collect(0, symbols)[0][240:] == b"\5" * 30
+    assert collected(of, 0, symbols)[0][240:] == b"\5" * 30
 
 
 @pytest.mark.parametrize(("unit", "fragment"), [(2, 0), (0, 2), (1, 255), (0xFFFFFF, 0)])
@@ -95,7 +106,7 @@ def test_withdrawn_fragments_may_come_again() -> None:
     of.withdraw(6, symbols.add(6, 9, 9, 1))  # no place at all
     assert of.present(0) == 1
     assert of.place(2, symbols.add(2, 0, 1, 2)) == 0
-    assert of.collect(0, symbols)[0] == b"\1" * 60 + b"\2" * 40
+    assert collected(of, 0, symbols)[0] == b"\1" * 60 + b"\2" * 40
 
 
 def test_partial_units() -> None:
@@ -121,7 +132,7 @@ def test_what_was_cut_is_put_together(sizes: list[int], data: st.DataObject) -> 
         finished = of.place(sid, symbols.held[sid])
         if finished is not None:
             done.append(finished)
-            assert of.collect(finished, symbols) == (bodies[finished], [(0, sizes[finished])])
+            assert collected(of, finished, symbols) == (bodies[finished], [(0, sizes[finished])])
     assert sorted(done) == list(range(len(sizes)))
 
 

@@ -32,6 +32,7 @@ def test_application_codes_are_stable() -> None:
         "CANCELLED",
         "INTERNAL",
         "MESSAGE_ERROR",
+        "UNKNOWN_HANDLE",
     ]
     assert [(code.name, int(code)) for code in AppCode] == [(name, 0x100 + i) for i, name in enumerate(names)]
 

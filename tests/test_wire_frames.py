@@ -51,7 +51,7 @@ SYMBOL = pack_unit_header(0x000102, 3) + bytes(1364)
 GOLDEN: list[tuple[str, Frame]] = [
     ("8fda91ab 04 800003e8 4558", SourceFrame(4, 1000, SYMBOL)),
     (
-        # wire-format section 5
+        # docs/wire.md §5
         "91e8e783 04 00000007 800003e8 06 13 190004 4065 40b2 4558",
         RepairFrame(RepairHeader(4, 7, 1000, 6, 19, bytes.fromhex("190004"), 101, 178), SYMBOL),
     ),

@@ -138,14 +138,22 @@ def link_command(
     context: typer.Context,
     show_help: Annotated[bool, typer.Option("--help", "-h", help="Show all options, with examples.")] = False,
 ) -> None:
-    """Stand between a client and a server as a slow, lossy link (a UDP relay): rate, delay, bursts of losses.
+    """Stand between two programs as a slow, lossy link: rate, delay, bursts of losses.
 
-    See `quic-pfec link --help` for its options.
+    A UDP relay that needs no rights: `quic-pfec link --upstream HOST:PORT` (or `link relay ...`). For kernel TCP and
+    all else, a bottleneck between two network namespaces, as root: `quic-pfec link tun`. Each has its own --help.
     """
+    from quic_pfec.link import tun_command
     from quic_pfec.link.__main__ import main
     from quic_pfec.link.options import build_parser
 
-    arguments = ["--help"] if show_help else context.args
+    mode, arguments = "relay", context.args
+    if arguments[:1] in (["relay"], ["tun"]):
+        mode, arguments = arguments[0], arguments[1:]
+    if show_help:
+        arguments = ["--help"]
+    if mode == "tun":
+        raise typer.Exit(tun_command.main(arguments))
     parser = build_parser("quic-pfec link")
     parser.epilog = (parser.epilog or "").replace("python -m quic_pfec.link", parser.prog)
     parser.parse_args(arguments)  # help and mistakes end here, under our name
@@ -157,6 +165,13 @@ def profile_command(
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1 ...")] = "cpu",
     receiver: Annotated[str, typer.Option(help="What the receiver will do with holes: mask or zero.")] = "mask",
     bins: Annotated[int, typer.Option(min=1, max=256, help="Position bins that divide the context evenly.")] = 8,
+    groups: Annotated[
+        int, typer.Option(min=0, max=256, help="Layer groups lost together, the paper's are 6; 0 = single layers.")
+    ] = 0,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Questions, JSON lines (id, question, answers, passages). Default: text that ships."),
+    ] = None,
     context: Annotated[int, typer.Option(min=64, help="Tokens of each context.")] = 512,
     prompts: Annotated[int, typer.Option(min=1, help="Contexts to average over.")] = 8,
     positions: Annotated[int, typer.Option(min=1, help="Tokens of the continuation that are compared.")] = 16,
@@ -181,33 +196,40 @@ def profile_command(
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         from quic_pfec.kv.profile import save_profile
+        from quic_pfec.llm.dataset import load_dataset
         from quic_pfec.llm.models import load
         from quic_pfec.llm.profiler import Settings, measure
 
         if picture is not None:
+            import numpy as np
+
             from quic_pfec.cli.picture import draw_profile
     try:
         settings = Settings(
             receiver="mask" if receiver == "mask" else "zero",
             bins=bins,
+            groups=groups,
             context_tokens=context,
             prompts=prompts,
             positions=positions,
             seed=seed,
             batch=batch,
         )
+        questions = None if data is None else load_dataset(data)
         with need_extra():
             loaded = load(model, device=device)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
             task = bars.add_task(f"{loaded.name}, cells")
-            profile = measure(loaded, settings, lambda done, total: bars.update(task, completed=done, total=total))
+            profile = measure(
+                loaded, settings, lambda done, total: bars.update(task, completed=done, total=total), questions
+            )
         path = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', profile.model)}-{receiver}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         save_profile(profile, path)
         if picture is not None:
-            draw_profile(profile.table(), picture, f"{profile.id}, {context} tokens")
+            draw_profile(np.array(profile.values), picture, f"{profile.id}, {context} tokens", grouped=bool(groups))
     except (ValueError, OSError) as error:
         fail(str(error))
     if as_json:

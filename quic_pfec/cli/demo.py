@@ -85,6 +85,11 @@ class Outcome:
     relay: RelayReport
     trace: list[TraceRow]
 
+    @property
+    def void(self) -> list[str]:
+        """Why this run measured the machine and not the hand-off: the relay was late, or lost what it should not."""
+        return self.relay.void_reasons()
+
     def as_dict(self) -> dict[str, Any]:
         report = self.report
         values = report.as_dict()
@@ -102,6 +107,7 @@ class Outcome:
             "decode_after_freeze_ms": None if started_s is None else 1000 * (started_s - values["frozen_s"]),
             "symbols_recovered": report.symbols.recovered,
             "recovered_verified": report.recovered_verified,
+            "void": self.void,
             "link_lateness_mean_ms": 1000 * self.relay.forward.lateness.mean_s,
             "text": self.text,
         }

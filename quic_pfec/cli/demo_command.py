@@ -15,6 +15,14 @@ import typer
 
 from quic_pfec.cli.output import fail, need_extra
 
+LEGEND = (
+    "rho: time to the deadline as a share of what every packet once would take on this link, losses aside",
+    "J_block: utility of the blocks that came whole, of all utility; J_frac: parts of blocks counted too",
+    "oracle: the bound, J_frac of a sender that knew these losses beforehand and wasted no packet on them",
+    "agreement: share of positions at which the model says the same as with the intact cache",
+    "freeze: against the sender's deadline; decode: after the freeze",
+)
+
 
 def demo_command(
     point: Annotated[
@@ -80,7 +88,7 @@ def demo_command(
                 tasks[step] = bars.add_task(step, total=1.0, remark="")
             bars.update(tasks[step], completed=share, remark=remark)
 
-        progress("loading the model", 0.0, model)
+        progress("loading the model", 0.0, f"{model}; the first time it is converted, half a minute")
         try:
             loaded = load(model)
             server.wait_ready()
@@ -160,7 +168,7 @@ def _print_point(console: Any, point: Any, context: Any, outcomes: list[Any]) ->
     for outcome in outcomes:
         values = outcome.as_dict()
         table.add_row(
-            outcome.scheme.label,
+            outcome.scheme.label + (" (late)" if outcome.void else ""),
             f"{values['j_block']:.3f}",
             f"{values['j_frac']:.3f}",
             f"{values['oracle_j_frac']:.3f}",
@@ -173,10 +181,14 @@ def _print_point(console: Any, point: Any, context: Any, outcomes: list[Any]) ->
             "-" if values["decode_after_freeze_ms"] is None else f"+{values['decode_after_freeze_ms']:.1f} ms",
         )
     console.print(table)
-    console.print(
-        "oracle: J_frac of a sender that knew these losses beforehand; freeze: against the sender's deadline; "
-        "decode: after the freeze"
-    )
+    for line in LEGEND:
+        console.print(line, highlight=False)
+    for outcome in outcomes:
+        if outcome.void:
+            console.print(
+                f"[bold]late[/] {outcome.scheme.label}: the link between the two was late or lost packets by itself "
+                f"({'; '.join(outcome.void)}): this row measured the machine. Run it again when it is less busy."
+            )
 
 
 def _figures(

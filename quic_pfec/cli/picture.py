@@ -36,24 +36,33 @@ def draw_blocks(panels: list[tuple[str, NDArray[np.float64]]], path: Path, title
     plt.close(figure)
 
 
-def draw_profile(table: NDArray[np.float64], path: Path, title: str) -> None:
-    """Draws a profile (float64 [layers, bins], logarithmic colours: few cells hold most of it) and writes a PNG."""
+def draw_profile(table: NDArray[np.float64], path: Path, title: str, *, grouped: bool = False) -> None:
+    """Draws a profile and its two marginals, as the paper's figure 2(a, b) does, and writes a PNG.
+
+    `table`: float64 [layers or groups, bins]; colours are logarithmic, as few cells hold most of it.
+    """
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator
 
     largest = float(table.max())
-    figure, axis = plt.subplots(figsize=(6.0, 5.0))
+    what = "layer group" if grouped else "layer"
+    figure, (axis, by_row, by_bin) = plt.subplots(1, 3, figsize=(13.0, 4.4))
     image = axis.imshow(
         np.maximum(table, largest / 1e4), aspect="auto", cmap="cividis", norm=LogNorm(largest / 1e4, largest),
         interpolation="nearest", origin="lower",
     )  # fmt: skip
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_xlabel("position bin")
-    axis.set_ylabel("layer")
-    axis.set_title(title, fontsize=10)
+    axis.set_ylabel(what)
     figure.colorbar(image, ax=axis, label="KL divergence without it, nats")
+    for side, values, label in ((by_row, table.mean(axis=1), what), (by_bin, table.mean(axis=0), "position bin")):
+        side.bar(np.arange(len(values)), values, color="#1f4e79")
+        side.xaxis.set_major_locator(MaxNLocator(integer=True))
+        side.set_xlabel(label)
+        side.set_ylabel("mean KL divergence, nats")
+    figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -137,7 +137,7 @@ async def run_case(case: Case, seed: int, port: int, ca_certs: str, received: as
     options = RelayOptions(
         ("127.0.0.1", port), rate_bps=RATE_BPS, owd_s=OWD_S, loss=PRESETS["paper"] if case.lossy else None, seed=seed
     )
-    deadline_s = AMPLE_S if case.whole else SHORT_SHARE * kv.packed.nbytes * 8 / RATE_BPS
+    deadline_s = AMPLE_S if case.whole else SHORT_SHARE * kv.nbytes * 8 / RATE_BPS
     with RelayProcess(options) as relay:
         started_s = time.monotonic()
         async with connect(

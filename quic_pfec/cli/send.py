@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import fail, log_to_stderr, need_extra
 
 if TYPE_CHECKING:
+    from quic_pfec.client import Connection
     from quic_pfec.kv.prepared import PreparedKV
     from quic_pfec.llm.models import LoadedModel
     from quic_pfec.report import KVReport
@@ -58,11 +59,20 @@ def send_command(
         str | None, typer.Option(help="Provisioned rate, e.g. 50Mbps, for a path that is known to lose packets.")
     ] = None,
     congestion_control: Annotated[
-        str, typer.Option("--congestion-control-algorithm", help="cubic, reno, or rate (with --rate).")
+        str, typer.Option("--congestion-control-algorithm", help="cubic, reno, bbr, or rate (with --rate).")
     ] = "cubic",
-    scheduler: Annotated[str, typer.Option(help="hybrid, or one to compare with (see `quic-pfec info`).")] = "hybrid",
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="The path is known to lose packets: bbr bears that. Implies bbr.")
+    ] = False,
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            help="hybrid (ours), or one to compare with: paper-deficit (the paper's design, its deficit heuristic in "
+            "the place of the learned policy, which is not there yet), deficit, arq, fixed, none."
+        ),
+    ] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",
-    missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask or zero.")] = "mask",
+    missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
     repair_budget: Annotated[
         float | None,
         typer.Option(min=0, help="Repairs and resends allowed, a share of the packets. Default: no limit."),
@@ -70,6 +80,9 @@ def send_command(
     profile: Annotated[
         Path | None, typer.Option(help="What matters (see `quic-pfec profile`). Default: the model's, if one ships.")
     ] = None,
+    score: Annotated[
+        str, typer.Option(help="request: what this context's last tokens attend to, weighed with the profile; profile.")
+    ] = "request",
     prompt: Annotated[str | None, typer.Option(help="What the receiver continues from, behind the context.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, max=65536, help="Tokens it generates; 0 = none.")] = 64,
     extension: Annotated[bool, typer.Option("--extension/--no-extension", help="Speak the FEC extension.")] = True,
@@ -82,7 +95,7 @@ def send_command(
     same model.
     """
     if verbose:
-        logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(name)s %(message)s")
+        log_to_stderr(logging.DEBUG)
     else:
         logging.getLogger().addHandler(logging.NullHandler())  # what is wrong is said once, in one line
     for path, what in ((ca_certs, "file of authorities"), (certificate, "certificate"), (private_key, "private key"),
@@ -93,22 +106,25 @@ def send_command(
         fail("--certificate and --private-key go together")
     if order not in ("utility", "prefix", "fifo"):
         fail(f"--order is utility, prefix or fifo, not {order!r}")
-    if missing not in ("mask", "zero"):
-        fail(f"--missing is mask or zero, not {missing!r}")
+    if missing not in ("mask", "zero", "recompute"):
+        fail(f"--missing is mask, zero or recompute, not {missing!r}")
+    if score not in ("request", "profile"):
+        fail(f"--score is request or profile, not {score!r}")
     if not 0 < deadline < float("inf"):
         fail(f"--deadline is a number of seconds above 0, not {deadline}")
     with need_extra():
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        from quic_pfec.client import Generate, connect, prepare, send_kv
+        from quic_pfec.client import Generate, check_scheduler, connect, prepare, send_kv
         from quic_pfec.kv.profile import builtin, load_profile
+        from quic_pfec.llm.attention_mass import score_request
         from quic_pfec.llm.corpus import CUE
         from quic_pfec.llm.generate import prefill
         from quic_pfec.llm.models import load
-    from quic_pfec.quic.configuration import provisioned_rate
+    from quic_pfec.quic.congestion import choose_congestion
     from quic_pfec.quic.outgoing import HandoffRefused
-    from quic_pfec.schedule.policies import make_policy
+    from quic_pfec.wire.errors import AppCode
 
     console = Console(stderr=True, quiet=as_json)
 
@@ -126,15 +142,17 @@ def send_command(
             load_profile(profile) if profile is not None
             else builtin(loaded.fingerprint, "zero" if missing == "zero" else "mask")
         )  # fmt: skip
+        by_request = score == "request" and order == "utility"
+        utility = score_request(loaded, cache, ids, what_matters) if by_request else None
         kv = prepare(
-            cache, tokens=ids, profile=what_matters, order=order,  # type: ignore[arg-type]  # checked above
+            cache, tokens=ids, profile=None if by_request else what_matters, utility=utility,
+            order=order,  # type: ignore[arg-type]  # checked above
             model=loaded.fingerprint, rope=loaded.rope,
         )  # fmt: skip
         return loaded, kv, prefill_s
 
-    async def run(kv: PreparedKV) -> tuple[KVReport, str]:
-        request = Generate(CUE if prompt is None else prompt, max_new_tokens=max_new_tokens)
-        async with connect(
+    def connection() -> AbstractAsyncContextManager[Connection]:
+        return connect(
             host,
             port,
             ca_certs=None if ca_certs is None else str(ca_certs),
@@ -144,8 +162,18 @@ def send_command(
             token=token,
             congestion_control=congestion_control,
             rate=rate,
+            lossy=lossy,
             extension=extension,
-        ) as conn:
+        )
+
+    async def knock() -> None:
+        """A wrong port, certificate or token must not cost a prefill. The prefill may outlast an idle connection."""
+        async with connection() as conn:
+            await conn.authorise()
+
+    async def run(kv: PreparedKV) -> tuple[KVReport, str]:
+        request = Generate(CUE if prompt is None else prompt, max_new_tokens=max_new_tokens)
+        async with connection() as conn:
             report = await send_kv(
                 conn, kv, deadline, scheduler=scheduler, repair_budget=repair_budget,
                 missing=missing, then=request if max_new_tokens else None,  # type: ignore[arg-type]
@@ -160,13 +188,15 @@ def send_command(
             return report, "".join(parts)
 
     try:
-        make_policy(scheduler)  # a wrong name must not cost a prefill
-        provisioned_rate(congestion_control, rate)
+        check_scheduler(scheduler)  # a wrong name must not cost a prefill
+        choose_congestion(congestion_control, rate, lossy)
+        asyncio.run(knock())
         loaded, kv, prefill_s = make_ready()
         report, text = asyncio.run(run(kv))
-    except socket.gaierror as error:
-        fail(f"there is no host {host}: {error.strerror}")
-    except (HandoffRefused, ValueError, OSError) as error:  # ConnectionError is an OSError
+    except HandoffRefused as error:
+        ours = f"; here it is {loaded.name}, --model {model}" if error.code is AppCode.MODEL_MISMATCH else ""
+        fail(f"{error}{ours}")
+    except (ValueError, OSError) as error:  # ConnectionError is an OSError
         fail(str(error) or type(error).__name__)
     except KeyboardInterrupt:
         fail("interrupted", 130)
@@ -210,6 +240,8 @@ def summary(report: KVReport) -> list[str]:
         f" utility {report.j_block:.3f} whole, {report.j_frac:.3f} with parts",
         f"frozen   after {frozen}, deadline {report.deadline_s:.3f} s; limited by {report.limited_by}: {report.hint}",
     ]
+    if report.missing_used not in (None, report.missing):
+        lines.append(f"holes    {report.missing_used}: the receiver had no time to {report.missing}")
     if report.extension == "on":
         lines.insert(
             1,
@@ -218,6 +250,9 @@ def summary(report: KVReport) -> list[str]:
         )
     else:
         lines.insert(1, "packets  over a plain stream: the extension is off")
+    if report.congestion_control:
+        bears = "" if report.loss_threshold is None else f", which bears {report.loss_threshold:.0%} loss a round trip"
+        lines.append(f"rate     kept by {report.congestion_control}{bears}")
     return lines
 
 
@@ -229,7 +264,7 @@ def figures(report: KVReport, text: str, loaded: LoadedModel, kv: PreparedKV, pr
         "text": text,
         "finish_reason": report.finish_reason,
         "tokens": kv.layout.context_tokens,
-        "wire_bytes": kv.packed.nbytes,
+        "wire_bytes": kv.nbytes,
         "model": loaded.name,
         "fingerprint": loaded.fingerprint,
         "profile": kv.profile,

@@ -15,7 +15,9 @@ from typing import Annotated
 
 import typer
 
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import fail, log_to_stderr, need_extra
+
+SWITCH_INTERVAL_S = 0.0005
 
 
 def serve_command(
@@ -43,10 +45,21 @@ def serve_command(
     ] = 300.0,
     handle_gb: Annotated[float, typer.Option(min=0, help="Memory of kept caches, GB.")] = 4.0,
     require_fingerprint: Annotated[bool, typer.Option(help="Refuse caches that do not name their model.")] = False,
+    recompute_budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds after its deadline that decoding may wait for rows to be recomputed, where asked for."
+            " Default: as long as the deadline gave the hand-off.",
+        ),
+    ] = None,
     rate: Annotated[str | None, typer.Option(help="Provisioned rate of what this side sends, e.g. 50Mbps.")] = None,
     congestion_control: Annotated[
-        str, typer.Option("--congestion-control-algorithm", help="cubic, reno, or rate (with --rate).")
+        str, typer.Option("--congestion-control-algorithm", help="cubic, reno, bbr, or rate (with --rate).")
     ] = "cubic",
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="The path is known to lose packets: bbr bears that. Implies bbr.")
+    ] = False,
     extension: Annotated[bool, typer.Option("--extension/--no-extension", help="Speak the FEC extension.")] = True,
     retry: Annotated[
         bool, typer.Option("--stateless-retry", "-r", help="Validate addresses with a Retry packet.")
@@ -56,13 +69,17 @@ def serve_command(
         Path | None, typer.Option("--secrets-log", "-l", help="File for TLS secrets; for debugging only.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Say on stdout, in one JSON line, when it is ready.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    json_log: Annotated[bool, typer.Option("--json-log", help="Log in JSON, an object a line, on stderr.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log packets and events too, not only each hand-off.")
+    ] = False,
 ) -> None:
     """Take KV caches from other machines and continue from what arrived by the deadline.
 
-    Binds 127.0.0.1 unless told otherwise; TLS 1.3 always. Stop it with Ctrl-C.
+    Binds 127.0.0.1 unless told otherwise; TLS 1.3 always. Stop it with Ctrl-C. Each hand-off is one line of the log
+    (stderr): who sent it, how much came, how long it took, or why it was refused; never what was said.
     """
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    log_to_stderr(logging.DEBUG if verbose else logging.INFO, as_json=json_log)
     logging.getLogger("quic").setLevel(logging.DEBUG if verbose else logging.WARNING)
     for path, what in ((certificate, "certificate"), (private_key, "private key"), (client_ca, "client CA")):
         if path is not None and not path.is_file():
@@ -79,19 +96,25 @@ def serve_command(
         except (ValueError, OSError) as error:
             fail(str(error))
     handles: HandleStore[Conversation] = HandleStore(handle_ttl_s, int(handle_gb * 1e9))
-    handler = LLMHandler(
-        loaded,
-        token=token,
-        admissions=Admissions(max_transfers, int(max_gb * 1e9)),
-        handles=handles,
-        require_fingerprint=require_fingerprint,
-    )
+    try:
+        handler = LLMHandler(
+            loaded,
+            token=token,
+            admissions=Admissions(max_transfers, int(max_gb * 1e9)),
+            handles=handles,
+            require_fingerprint=require_fingerprint,
+            recompute_budget_s=recompute_budget,
+        )
+    except ValueError as error:
+        fail(str(error))
 
     handler.warm_up()
     # What stands now stays: torch alone is some hundred thousand objects, which a collection between freeze and first
     # token would otherwise walk.
     gc.collect()
     gc.freeze()
+    # A worker that decodes shares the interpreter with the event loop: it must not wait 5 ms for its turn.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def run() -> None:
         listener = await serve(
@@ -103,6 +126,7 @@ def serve_command(
             client_ca=None if client_ca is None else str(client_ca),
             congestion_control=congestion_control,
             rate=rate,
+            lossy=lossy,
             extension=extension,
             retry=retry,
             secrets_log=None if secrets_log is None else str(secrets_log),

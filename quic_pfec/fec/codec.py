@@ -13,15 +13,47 @@ from typing import TYPE_CHECKING
 from quic_pfec.fec.outcome import RepairOutcome, SourceOutcome
 
 if TYPE_CHECKING:
-    from quic_pfec._codec import Decoder, Encoder, expand, isa, isa_levels
+    from quic_pfec._codec import (
+        INTAKE_CONTRADICTS,
+        INTAKE_END,
+        INTAKE_ODD,
+        Decoder,
+        Encoder,
+        Intake,
+        expand,
+        isa,
+        isa_levels,
+        scatter_unit,
+    )
 else:
     try:
-        from quic_pfec._codec import Decoder, Encoder, expand, isa, isa_levels
+        from quic_pfec._codec import (
+            INTAKE_CONTRADICTS,
+            INTAKE_END,
+            INTAKE_ODD,
+            Decoder,
+            Encoder,
+            Intake,
+            expand,
+            isa,
+            isa_levels,
+            scatter_unit,
+        )
     except ImportError as error:
         if os.environ.get("QUIC_PFEC_ISA"):
             raise
         from quic_pfec.fec.coefficients import expand
-        from quic_pfec.fec.reference import Decoder, Encoder, isa, isa_levels
+        from quic_pfec.fec.reference import (
+            INTAKE_CONTRADICTS,
+            INTAKE_END,
+            INTAKE_ODD,
+            Decoder,
+            Encoder,
+            Intake,
+            isa,
+            isa_levels,
+            scatter_unit,
+        )
 
         warnings.warn(
             f"quic_pfec._codec cannot be imported ({error}); the pure-Python codec is used, which is far too slow for "
@@ -30,4 +62,17 @@ else:
             stacklevel=2,
         )
 
-__all__ = ["Decoder", "Encoder", "RepairOutcome", "SourceOutcome", "expand", "isa", "isa_levels"]
+__all__ = [
+    "INTAKE_CONTRADICTS",
+    "INTAKE_END",
+    "INTAKE_ODD",
+    "Decoder",
+    "Encoder",
+    "Intake",
+    "RepairOutcome",
+    "SourceOutcome",
+    "expand",
+    "isa",
+    "isa_levels",
+    "scatter_unit",
+]

@@ -1,6 +1,6 @@
 """From the header of a REPAIR frame to its list of (SID, coefficient), in plain Python.
 
-This is the readable form of wire-format section 5 (normative), and the twin of `codec/coefficients.c`: coefficients
+This is the readable form of docs/wire.md §5 (normative), and the twin of `codec/coefficients.c`: coefficients
 never travel, both ends derive them from the Transfer ID and the Repair Number.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 __all__ = ["MAX_SID", "MAX_SPAN", "check_header", "expand", "pick", "splitmix64"]
 
 MAX_SPAN = 16_384
-"""SIDs: the hard cap on the span of one repair (Max Window, wire-format section 3)."""
+"""SIDs: the hard cap on the span of one repair (Max Window, docs/wire.md §2)."""
 MAX_SID = 1 << 30
-"""Exclusive: SIDs travel in the 4-byte varint form (wire-format section 4)."""
+"""Exclusive: SIDs travel in the 4-byte varint form (docs/wire.md §4)."""
 
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1

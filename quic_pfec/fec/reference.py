@@ -1,4 +1,4 @@
-"""Encoder and Decoder in plain Python: the specification that the native codec is tested against.
+"""Decoder in plain Python, and with the Encoder beside it the specification that the native codec is tested against.
 
 Same names, arguments, results and errors as `quic_pfec._codec`, by the most direct method there is: every held repair
 carries its payload through exact Gauss-Jordan elimination over dictionaries. It chooses pivots as the native decoder
@@ -13,49 +13,26 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
 from quic_pfec.fec.coefficients import MAX_SPAN, check_header, expand
+from quic_pfec.fec.field import PRODUCTS, Buffer, added, inverse, multiply, scaled
 from quic_pfec.fec.outcome import RepairOutcome, SourceOutcome
+from quic_pfec.fec.reference_encoder import Arena, Encoder, check_range, scatter_unit
+from quic_pfec.fec.reference_intake import INTAKE_CONTRADICTS, INTAKE_END, INTAKE_ODD, Intake
 
-__all__ = ["Decoder", "Encoder", "inverse", "isa", "isa_levels", "multiply"]
+__all__ = [
+    "INTAKE_CONTRADICTS",
+    "INTAKE_END",
+    "INTAKE_ODD",
+    "Decoder",
+    "Encoder",
+    "Intake",
+    "inverse",
+    "isa",
+    "isa_levels",
+    "multiply",
+    "scatter_unit",
+]
 
-_POLYNOMIAL = 0x11D
-_MAX_SYMBOL_SIZE = 65_535
-_MAX_CAPACITY = 1 << 24
 _MAX_UNKNOWN = 4_096
-_MAX_BURST = 64
-
-Buffer = bytes | bytearray | memoryview
-
-
-def multiply(a: int, b: int) -> int:
-    """Product in GF(2^8) modulo 0x11D, bit by bit; a and b in 0..255."""
-    product = 0
-    while b:
-        if b & 1:
-            product ^= a
-        a <<= 1
-        if a & 0x100:
-            a ^= _POLYNOMIAL
-        b >>= 1
-    return product
-
-
-_PRODUCTS = [bytes(multiply(c, x) for x in range(256)) for c in range(256)]
-_INVERSES = [0] + [_PRODUCTS[c].index(1) for c in range(1, 256)]
-
-
-def inverse(a: int) -> int:
-    """Inverse of a in 1..255 in GF(2^8) modulo 0x11D."""
-    if not 0 < a < 256:
-        raise ValueError(f"{a} has no inverse")
-    return _INVERSES[a]
-
-
-def _scaled(data: Buffer, c: int) -> bytes:
-    return bytes(data).translate(_PRODUCTS[c])
-
-
-def _added(a: bytes, b: bytes) -> bytes:
-    return (int.from_bytes(a, "little") ^ int.from_bytes(b, "little")).to_bytes(len(a), "little")
 
 
 def isa() -> str:
@@ -66,135 +43,6 @@ def isa() -> str:
 def isa_levels() -> list[str]:
     """Names that `isa` can take: one."""
     return ["python"]
-
-
-def _check_range(value: int, name: str, low: int, high: int) -> int:
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be in {low}..{high}, not {value}")
-    return value
-
-
-class _Arena:
-    """Slots of equal size in one bytearray, which refuses to move while a view of it is alive."""
-
-    def __init__(self, symbol_size: int, capacity: int) -> None:
-        self.symbol_size = _check_range(symbol_size, "symbol_size", 1, _MAX_SYMBOL_SIZE)
-        self.capacity = _check_range(capacity, "capacity", 1, _MAX_CAPACITY)
-        self._memory = bytearray(symbol_size * capacity)
-
-    def check(self, data: Buffer) -> bytes:
-        """Return a copy of `data`, which must have the symbol size."""
-        symbol = bytes(memoryview(data).cast("B"))
-        if len(symbol) != self.symbol_size:
-            raise ValueError(f"a symbol has {self.symbol_size} bytes, not {len(symbol)}")
-        return symbol
-
-    def view(self, index: int) -> memoryview:
-        return memoryview(self._memory)[index * self.symbol_size : (index + 1) * self.symbol_size]
-
-    def read(self, index: int) -> bytes:
-        return bytes(self.view(index))
-
-    def write(self, index: int, symbol: bytes) -> None:
-        self._memory[index * self.symbol_size : (index + 1) * self.symbol_size] = symbol
-
-    def grow(self, capacity: int) -> None:
-        _check_range(capacity, "capacity", self.capacity, _MAX_CAPACITY)
-        try:
-            self._memory.extend(bytes((capacity - self.capacity) * self.symbol_size))
-        except BufferError:
-            raise ValueError("views of symbols are exported") from None
-        self.capacity = capacity
-
-
-@final
-class Encoder:
-    """See `quic_pfec._codec.Encoder`."""
-
-    def __init__(self, symbol_size: int, capacity: int) -> None:
-        self._arena = _Arena(symbol_size, capacity)
-        self._count = 0
-        self._reserved = False
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an Encoder cannot be pickled")
-
-    @property
-    def symbol_size(self) -> int:
-        return self._arena.symbol_size
-
-    @property
-    def capacity(self) -> int:
-        return self._arena.capacity
-
-    @property
-    def count(self) -> int:
-        return self._count
-
-    def _check_room(self) -> None:
-        if self._count == self.capacity:
-            raise ValueError(f"all {self.capacity} symbols are taken")
-
-    def push(self, data: Buffer) -> int:
-        symbol = self._arena.check(data)
-        if self._reserved:
-            raise ValueError("a reserved slot waits for commit()")
-        self._check_room()
-        self._arena.write(self._count, symbol)
-        self._count += 1
-        return self._count - 1
-
-    def reserve(self) -> memoryview:
-        self._check_room()
-        self._reserved = True
-        return self._arena.view(self._count)
-
-    def commit(self) -> int:
-        if not self._reserved:
-            raise ValueError("no slot is reserved")
-        self._reserved = False
-        self._count += 1
-        return self._count - 1
-
-    def symbol(self, sid: int) -> memoryview:
-        if _check_range(sid, "sid", 0, 1 << 62) >= self._count:
-            raise KeyError(sid)
-        return self._arena.view(sid).toreadonly()
-
-    def repair(
-        self,
-        transfer_id: int,
-        repair_number: int,
-        first_sid: int,
-        degree: int,
-        head_span: int,
-        head: bytes,
-        tail_offset: int,
-        tail_span: int,
-    ) -> bytes:
-        header = (transfer_id, repair_number, first_sid, degree, head_span, head, tail_offset, tail_span)
-        check_header(*header, max_degree=max(degree, 1), max_span=MAX_SPAN, end=self._count)
-        symbol = bytes(self.symbol_size)
-        for sid, coefficient in expand(*header):
-            symbol = _added(symbol, _scaled(self._arena.read(sid), coefficient))
-        return symbol
-
-    def repairs(
-        self,
-        count: int,
-        transfer_id: int,
-        repair_number: int,
-        first_sid: int,
-        degree: int,
-        head_span: int,
-        head: bytes,
-        tail_offset: int,
-        tail_span: int,
-    ) -> list[bytes]:
-        numbers = range(repair_number, repair_number + _check_range(count, "count", 1, _MAX_BURST))
-        rest = (first_sid, degree, head_span, head, tail_offset, tail_span)
-        check_header(transfer_id, numbers[-1], *rest, max_degree=max(degree, 1), max_span=MAX_SPAN, end=self._count)
-        return [self.repair(transfer_id, number, *rest) for number in numbers]
 
 
 @dataclass(slots=True, eq=False)
@@ -212,12 +60,12 @@ class _Row:
     def add(self, other: _Row, c: int) -> None:
         """self += c * other."""
         for sid, coefficient in other.terms.items():
-            value = self.terms.get(sid, 0) ^ _PRODUCTS[c][coefficient]
+            value = self.terms.get(sid, 0) ^ PRODUCTS[c][coefficient]
             if value:
                 self.terms[sid] = value
             else:
                 del self.terms[sid]
-        self.payload = _added(self.payload, _scaled(other.payload, c))
+        self.payload = added(self.payload, scaled(other.payload, c))
 
 
 class _Exclusive:
@@ -248,11 +96,11 @@ class Decoder:
         max_span: int = 4096,
         row_ops_per_repair: int = 1024,
     ) -> None:
-        self._max_unknown = _check_range(max_unknown, "max_unknown", 1, _MAX_UNKNOWN)
-        self._max_degree = _check_range(max_degree, "max_degree", 1, MAX_SPAN)
-        self._max_span = _check_range(max_span, "max_span", 1, MAX_SPAN)
-        self._row_ops_per_repair = _check_range(row_ops_per_repair, "row_ops_per_repair", 0, 0x7FFFFFFF)
-        self._arena = _Arena(symbol_size, capacity)
+        self._max_unknown = check_range(max_unknown, "max_unknown", 1, _MAX_UNKNOWN)
+        self._max_degree = check_range(max_degree, "max_degree", 1, MAX_SPAN)
+        self._max_span = check_range(max_span, "max_span", 1, MAX_SPAN)
+        self._row_ops_per_repair = check_range(row_ops_per_repair, "row_ops_per_repair", 0, 0x7FFFFFFF)
+        self._arena = Arena(symbol_size, capacity)
         self._rows: list[_Row] = []
         self._known: set[int] = set()
         self._received: set[int] = set()
@@ -287,7 +135,7 @@ class Decoder:
         """Scale the pivot of `row` to 1 and clear it in every other row."""
         c = inverse(row.terms[pivot])
         row.terms = {sid: multiply(coefficient, c) for sid, coefficient in row.terms.items()}
-        row.payload = _scaled(row.payload, c)
+        row.payload = scaled(row.payload, c)
         row.pivot = pivot
         for other in self._rows:
             if other is not row and pivot in other.terms:
@@ -333,7 +181,7 @@ class Decoder:
         for row in self._rows:
             coefficient = row.terms.pop(sid, 0)
             if coefficient:
-                row.payload = _added(row.payload, _scaled(symbol, coefficient))
+                row.payload = added(row.payload, scaled(symbol, coefficient))
                 self._counters["payload_macs"] += 1
             if row.pivot == sid:
                 orphan = row
@@ -384,7 +232,7 @@ class Decoder:
         if not unknown:
             if len(terms) == 1:
                 ((sid, c),) = terms.items()
-                if sid in self._received and _scaled(self._arena.read(sid), c) != payload:
+                if sid in self._received and scaled(self._arena.read(sid), c) != payload:
                     self._counters["contradictions"] += 1
                     return RepairOutcome.CONTRADICTS
             self._counters["redundant"] += 1
@@ -393,7 +241,7 @@ class Decoder:
             self._counters["rejected"] += 1
             return RepairOutcome.TOO_COSTLY
         for sid in terms.keys() - unknown.keys():
-            payload = _added(payload, _scaled(self._arena.read(sid), terms[sid]))
+            payload = added(payload, scaled(self._arena.read(sid), terms[sid]))
             self._counters["payload_macs"] += 1
         row = _Row(unknown, payload)
         for other in present:
@@ -412,12 +260,12 @@ class Decoder:
 
     def poll(self, max_symbols: int, order: Iterable[int] | None = None, *, max_macs: int | None = None) -> list[int]:
         """As the native one; symbols cost no multiply-add here, so `max_macs` ends no slice."""
-        _check_range(max_symbols, "max_symbols", 0, 0xFFFFFFFF)
+        check_range(max_symbols, "max_symbols", 0, 0xFFFFFFFF)
         if max_macs is not None:
-            _check_range(max_macs, "max_macs", 1, 0xFFFFFFFF)
+            check_range(max_macs, "max_macs", 1, 0xFFFFFFFF)
         if max_symbols == 0 or self.pending == 0:
             return []
-        first = [_check_range(sid, "sid", 0, 0xFFFFFFFF) for sid in order or ()]
+        first = [check_range(sid, "sid", 0, 0xFFFFFFFF) for sid in order or ()]
         with self._exclusive:
             determined = {row.pivot: row for row in self._rows if row.determined}
             wanted = dict.fromkeys([*first, *sorted(determined)])
@@ -447,7 +295,7 @@ class Decoder:
         return self._check_sid(sid) in self._received
 
     def known_ranges(self, max_ranges: int) -> list[tuple[int, int]]:
-        _check_range(max_ranges, "max_ranges", 0, 0xFFFFFFFF)
+        check_range(max_ranges, "max_ranges", 0, 0xFFFFFFFF)
         ranges: list[tuple[int, int]] = []
         for sid in sorted(sid for sid in self._known if sid > self._prefix):
             if ranges and ranges[-1][1] == sid:
@@ -463,6 +311,10 @@ class Decoder:
 
     def counters(self) -> dict[str, int]:
         return dict(self._counters)
+
+    @property
+    def payload_macs(self) -> int:
+        return self._counters["payload_macs"]
 
     @property
     def symbol_size(self) -> int:

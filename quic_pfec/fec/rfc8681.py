@@ -1,6 +1,6 @@
 """Coefficients as RFC 8681 generates them, to cross-check the codec with other sliding-window codes; tests only.
 
-Our own code cannot be carried by RFC 8681 (wire-format section 7: density is a 4-bit threshold, keys have 16 bits,
+Our own code cannot be carried by RFC 8681 (density is a 4-bit threshold, keys have 16 bits,
 coding sets are unbroken), and nothing sent on the wire comes from here. With the same field and the same symbols, a
 repair of another implementation over an unbroken window must equal the one computed from these coefficients.
 

@@ -99,7 +99,7 @@ class Assembler:
         )
         """Rows whose keys and values came whole, per layer bool [kv_heads, tokens]."""
         self.rejected = 0
-        """Units that came whole and were refused: wrong digest or non-finite values (security row 25)."""
+        """Units that came whole and were refused: wrong digest or non-finite values (docs/wire.md §10, row 25)."""
         self._raw = RAW_DTYPE[layout.wire_dtype]
         self._keys = self._zeros()
         self._values = self._zeros()
@@ -129,8 +129,17 @@ class Assembler:
         self._partial.discard(unit)
         return accepted
 
-    def write_partial(self, unit: int, data: BytesLike, present: Sequence[tuple[int, int]]) -> None:
+    @property
+    def arrays(self) -> KVArrays:
+        """The cache being filled, zeros where nothing came yet. Shares memory with this object and with `finish`."""
+        return KVArrays(tuple(zip(self._keys, self._values, strict=True)), self.dtype)
+
+    def write_partial(
+        self, unit: int, data: BytesLike, present: Sequence[tuple[int, int]], *, whole_rows: bool = False
+    ) -> None:
         """Write what came of an incomplete unit.
+
+        `whole_rows`: only its valid rows, as `finish("mask")` leaves them; it then has nothing to do for this unit.
 
         `data` has the unit's size; `present` lists the byte ranges [start, stop) that came, ascending and without
         overlap. Bytes outside of them are not looked at. No digest covers a part: the packets' AEAD vouches for it.
@@ -164,10 +173,15 @@ class Assembler:
             bad_rows = bad.reshape(-1, row_items).any(axis=1)
             block.reshape(-1, row_items)[bad_rows] = 0
             valid[bad_rows] = False
+        if whole_rows:
+            block.reshape(-1, row_items)[~valid] = 0
         rows = self.layout.rows(unit)
         self._place(unit, block, valid.reshape(rows, -1).T)
         self._fraction[unit] = came_nbytes / source.nbytes
-        self._partial.add(unit)
+        if whole_rows:
+            self._partial.discard(unit)
+        else:
+            self._partial.add(unit)
 
     def layer_complete(self, layer: int) -> bool:
         """Whether every unit of the layer is complete."""
@@ -181,8 +195,8 @@ class Assembler:
     def finish(self, missing: str) -> AssembledKV:
         """End the hand-off and give the cache out, with its holes treated as `missing` says ("zero" or "mask").
 
-        The result shares memory with this object, which takes no more units. "mask" costs one pass over the layers
-        that have partial units, "zero" nothing. Raises LocalError for an unknown mode and for a second call.
+        The result shares memory with this object, which takes no more units. "mask" costs one pass over the partial
+        units, "zero" nothing. Raises LocalError for an unknown mode and for a second call.
         """
         if missing not in MISSING:
             raise LocalError(f"unknown mode {missing!r}, expected one of {', '.join(MISSING)}")
@@ -193,7 +207,7 @@ class Assembler:
         return AssembledKV(
             layout=self.layout,
             missing=missing,
-            arrays=KVArrays(tuple(zip(self._keys, self._values, strict=True)), self.dtype),
+            arrays=self.arrays,
             row_valid=self.row_valid,
             complete=self.complete,
             fraction=self.to_units_map(),
@@ -221,10 +235,12 @@ class Assembler:
         self._fraction[unit] = 0.0
 
     def _drop_invalid_rows(self) -> None:
-        for layer in {self.layout.layer_of(unit) for unit in self._partial}:
-            hidden = ~self.row_valid[layer]
-            self._keys[layer][hidden] = 0
-            self._values[layer][hidden] = 0
+        for unit in self._partial:
+            layer = self.layout.layer_of(unit)
+            start, stop = self.layout.row_range(unit)
+            hidden = ~self.row_valid[layer][:, start:stop]
+            self._keys[layer][:, start:stop][hidden] = 0
+            self._values[layer][:, start:stop][hidden] = 0
 
     def _checked(self, unit: int, data: BytesLike) -> memoryview:
         self._check_open()

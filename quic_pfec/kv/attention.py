@@ -31,6 +31,9 @@ EAGER = "quic_pfec_eager"
 
 _NAME_BY_BASE = {"sdpa": SDPA, "eager": EAGER}
 _TAG = "_quic_pfec_rows"
+NOT_ATTACHED = (
+    "the model's attention ignored the holes of a partial KV cache: call quic_pfec.kv.attention.attach(model) first"
+)
 
 
 class _Rows:
@@ -44,6 +47,60 @@ class _Rows:
     def __init__(self, valid: Tensor) -> None:
         self.valid = valid
         self.applied = False
+
+
+class _Columns:
+    """The whole mask of a pass over scattered columns: it stands in the place of the model's own.
+
+    `mask` is bool, `[1, 1, q, rows]`.
+    """
+
+    __slots__ = ("applied", "mask")
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+        self.applied = False
+
+
+class ColumnsLayer(DynamicLayer):  # type: ignore[misc]
+    """A layer whose `update` puts rows into their holes in the middle of it, for passes over scattered columns.
+
+    keys, values: `[1, kv_heads, tokens, head_dim]`, written in place, in holes only; valid: bool `[1, kv_heads,
+    tokens]`, None = all. `begin` says which columns the next pass is over; attention then sees what `window` (tokens,
+    0 = all) and causality let it, through a model given to `attach`.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, valid: Tensor | None, window: int) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.keys, self.values = keys, values
+        self._valid = valid
+        self.window = window
+        self._columns: Tensor | None = None
+        self._rows: _Columns | None = None
+
+    def begin(self, columns: Tensor, mask: Tensor) -> None:
+        """The next pass is over `columns` (positions, ascending, int64 [q]); `mask` is bool `[q, rows]`."""
+        self._columns = columns
+        self._rows = _Columns(mask[None, None])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert self._columns is not None
+        assert self._rows is not None
+        if self._valid is not None:
+            hole = ~self._valid[:, :, self._columns, None]
+            for whole, new in ((self.keys, key_states), (self.values, value_states)):
+                whole[:, :, self._columns] = torch.where(hole, new, whole[:, :, self._columns])
+        # Slices, as a tag on the tensor itself would outlive this pass.
+        stop = self._rows.mask.shape[-1]
+        keys, values = self.keys[:, :, :stop], self.values[:, :, :stop]
+        setattr(keys, _TAG, self._rows)
+        return keys, values
+
+    def check_applied(self) -> None:
+        """Raises RuntimeError when the model's attention ignored the mask of the last pass."""
+        if self._rows is not None and not self._rows.applied:
+            raise RuntimeError(NOT_ATTACHED)
 
 
 class _PartialLayer:
@@ -125,10 +182,7 @@ class PartialCache(DynamicCache):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if self._handed_out is not None and not self._handed_out.applied:
-            raise RuntimeError(
-                "the model's attention ignored the holes of a partial KV cache:"
-                " call quic_pfec.kv.attention.attach(model) first"
-            )
+            raise RuntimeError(NOT_ATTACHED)
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         self._handed_out = getattr(keys, _TAG, None)
         return keys, values
@@ -138,7 +192,7 @@ class PartialCache(DynamicCache):  # type: ignore[misc]
         return sum(int((~layer.valid).sum()) for layer in self.layers if isinstance(layer, _PartialLayer))
 
 
-def _merge(rows: _Rows, query: Tensor, mask: Tensor | None) -> Tensor:
+def _merge(rows: _Rows | _Columns, query: Tensor, mask: Tensor | None) -> Tensor:
     """The attention mask of one layer: causal and padding mask of the model, and the layer's own valid rows.
 
     query `[batch, heads, q, head_dim]`; mask None, bool, or additive `[batch, 1 | heads, q, rows]`. Returns the same
@@ -146,6 +200,8 @@ def _merge(rows: _Rows, query: Tensor, mask: Tensor | None) -> Tensor:
     NaN, and a padded query's output is read by no one.
     """
     rows.applied = True
+    if isinstance(rows, _Columns):
+        return rows.mask
     queries, total = query.shape[2], rows.valid.shape[-1]
     allowed = rows.valid.repeat_interleave(query.shape[1] // rows.valid.shape[1], dim=1)[:, :, None, :]
     if mask is None:
@@ -167,7 +223,7 @@ def _merge(rows: _Rows, query: Tensor, mask: Tensor | None) -> Tensor:
 def _sdpa_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    rows: _Rows | None = getattr(key, _TAG, None)
+    rows: _Rows | _Columns | None = getattr(key, _TAG, None)
     if rows is not None:
         attention_mask = _merge(rows, query, attention_mask)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -176,7 +232,7 @@ def _sdpa_forward(
 def _eager_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Any:
-    rows: _Rows | None = getattr(key, _TAG, None)
+    rows: _Rows | _Columns | None = getattr(key, _TAG, None)
     if rows is not None:
         merged = _merge(rows, query, attention_mask)
         if merged.dtype == torch.bool:

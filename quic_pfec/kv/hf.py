@@ -122,6 +122,47 @@ def extract(cache: Any, wire_dtype: str = "bf16", *, first_token: int = 0, token
     return Extracted(kv, kv.shapes([rows.window for rows in layers]), dtype, first_token)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerRows:
+    """Every row of one layer of a cache that is being rebuilt.
+
+    keys, values: `[1, kv_heads, tokens, head_dim]`; valid: bool `[1, kv_heads, tokens]`, None = all are; layer: the
+    model's own kind of layer, empty.
+    """
+
+    keys: Tensor
+    values: Tensor
+    valid: Tensor | None
+    layer: Any
+
+    @property
+    def window(self) -> int:
+        """Attention window in tokens, 0 = full attention."""
+        return int(getattr(self.layer, "sliding_window", None) or 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rebuilt:
+    """All rows that are there and the empty cache that they will be: the last stage at which holes can be filled."""
+
+    cache: Any
+    layers: tuple[LayerRows, ...]
+
+    def to_cache(self) -> Any:
+        """The cache, for one use of this object. Layers with holes leave them out of attention; others are plain."""
+        built: list[Any] = []
+        for rows in self.layers:
+            layer = rows.layer
+            if rows.valid is not None:
+                layer = PartialSlidingLayer(rows.valid, rows.window) if rows.window else PartialLayer(rows.valid)
+            _fill(layer, rows.keys, rows.values)
+            built.append(layer)
+        if any(rows.valid is not None for rows in self.layers):
+            return PartialCache(built)
+        self.cache.layers = built
+        return self.cache
+
+
 def to_cache(
     arrays: KVArrays,
     validity: Validity | None,
@@ -133,6 +174,7 @@ def to_cache(
     first_token: int = 0,
     base: Any = None,
     room: Room | None = None,
+    frame: Frame | None = None,
 ) -> Any:
     """Build a cache of `config`'s model from received rows, for `model.generate()` and the model's forward pass.
 
@@ -141,27 +183,42 @@ def to_cache(
     they stay as they are. Layers without holes are plain layers, bit-identical to the sender's after the wire dtype.
 
     `first_token > 0` extends `base`, a cache that holds exactly the rows before it, with or without holes; `base`
-    itself is not changed. `room`, made from the same base by `make_room`, spares copying it now. Where no conversion is
-    needed the cache shares the memory of `arrays`: do not write to them again. Raises ValueError when the pieces do not
-    fit together.
+    itself is not changed. `room`, made from the same base by `make_room`, spares copying it now; `frame`, made from the
+    same arrays by `make_frame`, spares everything but the holes. Where no conversion is needed the cache shares the
+    memory of `arrays`: do not write to them again. Raises ValueError when the pieces do not fit together.
+    """
+    return rebuild(
+        arrays, validity, config, missing=missing, dtype=dtype, device=device, first_token=first_token, base=base,
+        room=room, frame=frame,
+    ).to_cache()  # fmt: skip
+
+
+def rebuild(
+    arrays: KVArrays,
+    validity: Validity | None,
+    config: Any,
+    *,
+    missing: Literal["mask", "zero"] = "mask",
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    first_token: int = 0,
+    base: Any = None,
+    room: Room | None = None,
+    frame: Frame | None = None,
+) -> Rebuilt:
+    """What `to_cache` makes its cache of, before it is one; the arguments are the same.
+
+    The rows of `base` come first, with its holes.
     """
     if missing not in ("mask", "zero"):
         raise ValueError(f"missing must be 'mask' or 'zero', got {missing!r}")
-    target = DTYPES[dtype] if isinstance(dtype, str) else dtype
-    fresh = DynamicCache(config=config).layers
-    if len(fresh) != len(arrays.layers):
-        raise ValueError(f"the model has {len(fresh)} layers, the received cache {len(arrays.layers)}")
-    if validity is not None and len(validity) != len(fresh):
-        raise ValueError(f"{len(validity)} validity maps for {len(fresh)} layers")
-    before = _base_rows(base, first_token, len(fresh))
-    built: list[Any] = []
-    for index, (layer, (raw_keys, raw_values)) in enumerate(zip(fresh, arrays.layers, strict=True)):
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            raise ValueError(
-                f"layer {index} of the model is a {type(layer).__name__}, which cannot be rebuilt from rows"
-            )
-        keys = _from_bits(raw_keys, arrays.dtype).to(device=device, dtype=target)[None]
-        values = _from_bits(raw_values, arrays.dtype).to(device=device, dtype=target)[None]
+    frame = frame or make_frame(arrays, config, dtype=dtype, device=device)
+    count = len(frame.layers)
+    if validity is not None and len(validity) != count:
+        raise ValueError(f"{len(validity)} validity maps for {count} layers")
+    before = _base_rows(base, first_token, count)
+    layers: list[LayerRows] = []
+    for index, (layer, (keys, values)) in enumerate(zip(frame.layers, frame.rows, strict=True)):
         valid = _valid_tensor(index, validity, keys, missing)
         if before is not None:
             old, old_valid = before[index]
@@ -169,16 +226,54 @@ def to_cache(
                 raise ValueError(f"layer {index} of the base cache has another shape than the received rows")
             valid = _joined(old_valid, valid, first_token, keys)
             keys, values = _joined_rows(old, keys, values, None if room is None else room.layers[index])
-        if valid is not None:
-            window = getattr(layer, "sliding_window", 0)
-            layer = PartialSlidingLayer(valid, window) if window else PartialLayer(valid)
-        _fill(layer, keys, values)
-        built.append(layer)
-    if any(isinstance(layer, PartialLayer | PartialSlidingLayer) for layer in built):
-        return PartialCache(built)
-    whole = DynamicCache(config=config)
-    whole.layers = built
-    return whole
+        layers.append(LayerRows(keys, values, valid, layer))
+    return Rebuilt(frame.cache, tuple(layers))
+
+
+def rebuildable(config: Any) -> Any:
+    """An empty cache of `config`'s model. Raises ValueError naming the layer that cannot be rebuilt from rows."""
+    cache = DynamicCache(config=config)
+    for index, layer in enumerate(cache.layers):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise ValueError(
+                f"layer {index} of the model is a {type(layer).__name__}, which cannot be rebuilt from rows"
+            )
+    return cache
+
+
+def check_base(base: Any) -> None:
+    """Raises ValueError naming the first layer of `base` that no longer holds every row and so cannot be extended."""
+    _base_rows(base, length(base), len(base.layers))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """A cache without its rows' state: an empty cache of the model, its layers, and the tensors they will hold.
+
+    For one `to_cache`, which puts the layers to use.
+    """
+
+    cache: Any
+    layers: tuple[Any, ...]
+    rows: tuple[tuple[Tensor, Tensor], ...]
+
+
+def make_frame(arrays: KVArrays, config: Any, *, dtype: torch.dtype | str, device: torch.device | str = "cpu") -> Frame:
+    """What of `to_cache` does not depend on which rows came.
+
+    Where neither dtype nor device differ the tensors share the memory of `arrays`, so that a frame made while rows are
+    still being filled in shows them all; elsewhere it shows what was there when it was made. Raises ValueError when the
+    arrays are not this model's.
+    """
+    target = DTYPES[dtype] if isinstance(dtype, str) else dtype
+    cache = rebuildable(config)
+    if len(cache.layers) != len(arrays.layers):
+        raise ValueError(f"the model has {len(cache.layers)} layers, the received cache {len(arrays.layers)}")
+    rows = [
+        tuple(_from_bits(raw, arrays.dtype).to(device=device, dtype=target)[None] for raw in pair)
+        for pair in arrays.layers
+    ]
+    return Frame(cache, tuple(cache.layers), tuple((keys, values) for keys, values in rows))
 
 
 def as_sent(cache: Any, config: Any, wire_dtype: str = "bf16") -> Any:

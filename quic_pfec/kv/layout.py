@@ -30,7 +30,7 @@ BLOCK_TOKENS: Final = 16
 """Tokens of a full unit (paper section III-B)."""
 
 MAX_PAYLOAD: Final = 1368
-"""KV bytes of a symbol at most, by default: the paper's packet; an MTU of 1,500 holds it (wire-format section 6)."""
+"""KV bytes of a symbol at most, by default: the paper's packet; an MTU of 1,500 holds it (docs/wire.md §3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Layout:
         return sizes.reshape(-1)
 
     def symbol_size(self, max_payload: int = MAX_PAYLOAD) -> int:
-        """Symbol size in bytes, unit header included, at which the largest unit divides evenly (wire-format section 6).
+        """Symbol size in bytes, unit header included, at which the largest unit divides evenly (docs/wire.md §3).
 
         `max_payload` is what the path leaves for KV bytes. The number of packets is the same as with the largest
         symbol, without its padding. Raises LocalError if a unit would need more fragments than can be numbered.

@@ -1,8 +1,8 @@
 """A cache made ready to send: packed, scored and ordered before the deadline clock starts.
 
 Packing 35 MB costs tens of milliseconds and a hand-off may have 200: so everything that does not depend on the peer is
-done here, once, and the result can be sent to several peers. What does depend on the peer (symbol size, receiver mode)
-enters as an argument of the methods.
+done here, once, and the result can be sent to several peers. The packed cache exists once, as the symbols in the arena
+of an encoder. What does depend on the peer (symbol size, receiver mode) enters as an argument of the methods.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from quic_pfec.fec.codec import Encoder
+from quic_pfec.fec.codec import Encoder, scatter_unit
 from quic_pfec.kv.layout import BLOCK_TOKENS, Layout
 from quic_pfec.kv.order import check_utility, order_units
 from quic_pfec.kv.profile import GENERIC_PROFILE_ID, Profile, generic_utility, unit_utility
-from quic_pfec.kv.units import KVArrays, RawArray, all_finite, pack_units
+from quic_pfec.kv.units import KVArrays, RawArray, pack_symbols
 from quic_pfec.wire.errors import LocalError
-from quic_pfec.wire.frames import pack_unit_header
-from quic_pfec.wire.limits import UNIT_HEADER_SIZE
 from quic_pfec.wire.manifest import Manifest
 
 __all__ = [
     "CUSTOM_PROFILE_ID",
     "PreparedKV",
-    "SymbolSink",
     "hash_tokens",
     "prepare_arrays",
 ]
@@ -40,23 +37,14 @@ MAX_ROPE_CHARS: Final = 64
 """Bounds of the manifest's text fields."""
 
 
-class SymbolSink(Protocol):
-    """Where symbols are written: the codec's encoder, or anything of its shape."""
-
-    def reserve(self) -> memoryview:
-        """Writable view of the next symbol, exactly symbol_size bytes, of any content."""
-
-    def commit(self) -> int:
-        """Accept the reserved symbol and return its id; ids count from 0."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedKV:
     """A packed cache with everything its manifest says. Made by `prepare_arrays`; its arrays are read-only.
 
     - `send_order`: unit ids in the order of sending, int32 [unit_count]
     - `utility`: of each unit by unit id, float64 [unit_count], sum 1
-    - `packed`, `offsets`: the i-th unit *sent* is `packed[offsets[i]:offsets[i + 1]]`, digest included
+    - `symbol_size`: bytes of the symbols it was packed into, header included; `symbols` gives others where a path is
+      too narrow for them
     - `tokens`: ids of the whole context, uint32 [first_token + tokens], or None; `tokens_hash` is empty then
     - `dtype`: of the cache itself; `layout.wire_dtype` is what travels
     """
@@ -69,22 +57,38 @@ class PreparedKV:
     profile: str
     send_order: npt.NDArray[np.int32]
     utility: npt.NDArray[np.float64]
-    packed: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
+    symbol_size: int
     tokens: npt.NDArray[np.uint32] | None
     tokens_hash: bytes
-    _encoders: dict[int, Encoder] = field(default_factory=dict, repr=False)
+    _encoder: Encoder = field(repr=False)
+    _first_sid: npt.NDArray[np.int64] = field(repr=False)
+    _others: dict[int, Encoder] = field(default_factory=dict, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all units, digests included: what a hand-off carries without its headers."""
+        return int(self.layout.unit_sizes().sum())
 
     def symbols(self, symbol_size: int) -> tuple[Encoder, npt.NDArray[np.int32]]:
-        """An encoder holding all symbols in the order of sending, made once for a size, and the unit of each symbol.
+        """An encoder holding all symbols in the order of sending, and the unit of each symbol, int32 [N].
 
-        It may serve several transfers: repairs only read it.
+        The encoder of `symbol_size` is there from the start, one of another size is made once, from that one. It may
+        serve several transfers: repairs only read it.
         """
-        if symbol_size not in self._encoders:
+        return self._encoder_of(symbol_size), self.sid_units(symbol_size)[0]
+
+    def _encoder_of(self, symbol_size: int) -> Encoder:
+        if symbol_size == self.symbol_size:
+            return self._encoder
+        if symbol_size not in self._others:
             encoder = Encoder(symbol_size, self.layout.symbols(symbol_size))
-            self.fill(encoder, symbol_size)
-            self._encoders[symbol_size] = encoder
-        return self._encoders[symbol_size], self.sid_units(symbol_size)[0]
+            run = encoder.reserve_run(encoder.capacity)
+            sid = 0
+            for position in range(self.layout.unit_count):
+                sid += scatter_unit(run, sid, *self.unit_at(position))
+            encoder.commit_run()
+            self._others[symbol_size] = encoder
+        return self._others[symbol_size]
 
     def manifest(self, symbol_size: int, missing: str, base: int = 0) -> Manifest:
         """Manifest of this hand-off. `missing` is the receiver mode, `base` the handle it extends (0 = none)."""
@@ -107,37 +111,10 @@ class PreparedKV:
             rope=self.rope,
         )
 
-    def unit_at(self, position: int) -> tuple[int, memoryview]:
+    def unit_at(self, position: int) -> tuple[int, bytes]:
         """Unit id and bytes, digest included, of the unit sent at `position`: for a peer that takes no symbols."""
-        start, stop = int(self.offsets[position]), int(self.offsets[position + 1])
-        return int(self.send_order[position]), self.packed.data[start:stop]
-
-    def fill(self, sink: SymbolSink, symbol_size: int) -> int:
-        """Write every source symbol into an empty `sink`, in the order of sending; returns N.
-
-        A symbol is the 4-byte unit header and the payload, the last fragment of a unit padded with zeros. Payload goes
-        from `packed` to the sink in one copy. Raises LocalError if the sink was not empty.
-        """
-        counts = self.layout.fragment_counts(symbol_size)
-        payload = symbol_size - UNIT_HEADER_SIZE
-        packed = self.packed.data
-        bounds = self.offsets.tolist()
-        sid = 0
-        for position, unit in enumerate(self.send_order.tolist()):
-            start, stop = bounds[position], bounds[position + 1]
-            for fragment in range(int(counts[unit])):
-                end = min(start + payload, stop)
-                slot = sink.reserve()
-                slot[:UNIT_HEADER_SIZE] = pack_unit_header(unit, fragment)
-                filled = UNIT_HEADER_SIZE + end - start
-                slot[UNIT_HEADER_SIZE:filled] = packed[start:end]
-                if filled < symbol_size:
-                    slot[filled:] = bytes(symbol_size - filled)
-                if sink.commit() != sid:
-                    raise LocalError("the symbols of a hand-off are numbered from 0: the encoder was not empty")
-                sid += 1
-                start = end
-        return sid
+        unit = int(self.send_order[position])
+        return unit, self._encoder.gather(int(self._first_sid[unit]), self.layout.unit_nbytes(unit))
 
     def sid_units(self, symbol_size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Unit (int32) and fragment (uint8) of every source symbol by its id: two arrays [N]."""
@@ -183,15 +160,13 @@ def prepare_arrays(
     token_ids = None if tokens is None else _token_ids(tokens, layout)
     scores, profile_id = _score(layout, profile, utility)
     send_order = order_units(layout, order, scores)
-    wire = cache.convert(wire_dtype)
-    for index, pair in enumerate(wire.layers):
-        for name, bits in zip(("keys", "values"), pair, strict=True):
-            if not all_finite(bits, wire_dtype):
-                raise LocalError(f"layer {index}: {name} hold NaN or infinite values in {wire_dtype}")
-    packed, offsets = pack_units(layout, wire, send_order)
-    for array in (send_order, scores, packed, offsets):
+    symbol_size = layout.symbol_size()
+    encoder = Encoder(symbol_size, layout.symbols(symbol_size))
+    first_sid = pack_symbols(layout, cache, send_order, encoder.reserve_run(encoder.capacity), symbol_size)
+    encoder.commit_run()
+    for array in (send_order, scores, first_sid):
         array.setflags(write=False)
-    prepared = PreparedKV(
+    return PreparedKV(
         layout=layout,
         dtype=dtype,
         model=model,
@@ -200,13 +175,12 @@ def prepare_arrays(
         profile=profile_id,
         send_order=send_order,
         utility=scores,
-        packed=packed,
-        offsets=offsets,
+        symbol_size=symbol_size,
         tokens=token_ids,
         tokens_hash=b"" if token_ids is None else hash_tokens(token_ids),
+        _encoder=encoder,
+        _first_sid=first_sid,
     )
-    prepared.symbols(layout.symbol_size())  # the arena of the usual symbol size, outside of any deadline
-    return prepared
 
 
 def hash_tokens(tokens: npt.NDArray[np.uint32]) -> bytes:

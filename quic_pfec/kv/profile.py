@@ -25,6 +25,7 @@ __all__ = [
     "BINS",
     "GENERIC_PROFILE_ID",
     "MAX_PROFILE_BYTES",
+    "PAPER_GROUPS",
     "PROFILE_VERSION",
     "Profile",
     "Receiver",
@@ -34,7 +35,9 @@ __all__ = [
     "decode_profile",
     "encode_profile",
     "generic_utility",
+    "group_edges",
     "load_profile",
+    "request_utility",
     "save_profile",
     "synthetic_utility",
     "unit_utility",
@@ -46,6 +49,9 @@ MAX_PROFILE_BYTES: Final = 1 << 20
 
 BINS: Final = 8
 """Position bins of a profile by default (paper section III-B)."""
+
+PAPER_GROUPS: Final = 6
+"""Layer groups of the paper's profile (section III-B); ours measures every layer alone."""
 
 TOP_SHARE: Final = 0.73
 """Share of the units that holds `share` of the utility: what rho 0.8 delivers at 8.4 % loss (scheduler section 10)."""
@@ -64,10 +70,12 @@ _Row = Annotated[tuple[_Value, ...], msgspec.Meta(min_length=1, max_length=256)]
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Utility of each cell of layer x position bin, and where the numbers come from.
 
-    `values[layer][bin]` >= 0 in any unit, not all zero: only ratios count. `fingerprint` names the exact model, empty
-    if the profile holds for every model with the label `model`. `receiver` is the mode it was measured for. `command`,
-    `seed`, `data`, `context_tokens` and `versions` say how to measure it again. Raises ValueError (LocalError through
-    `load_profile`) if the table does not have `layers` rows of `bins` finite values.
+    `values[layer][bin]` >= 0 in any unit, not all zero: only ratios count. With `groups` > 0 the layers were lost in
+    that many groups of neighbours (`group_edges`) and `values` has a row for each group. `fingerprint` names the exact
+    model, empty if the profile holds for every model with the label `model`. `receiver` is the mode it was measured
+    for. `command`, `seed`, `data`, `data_hash` (of the file, empty for the built-in text), `context_tokens` and
+    `versions` say how to measure it again. Raises ValueError (LocalError through `load_profile`) if the table does not
+    have one row of `bins` finite values for each layer or group.
     """
 
     model: _Label
@@ -81,18 +89,23 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     versions: dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=64)]]
     fingerprint: Annotated[str, msgspec.Meta(max_length=128)] = ""
     bins: _Count = BINS
+    groups: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    data_hash: Annotated[str, msgspec.Meta(max_length=64)] = ""
     version: int = PROFILE_VERSION
 
     def __post_init__(self) -> None:
         if self.version != PROFILE_VERSION:
             raise LocalError(f"profile version {self.version} is not supported, expected {PROFILE_VERSION}")
-        if len(self.values) != self.layers:
-            raise LocalError(f"the profile announces {self.layers} layers and holds {len(self.values)}")
-        for layer, row in enumerate(self.values):
+        if self.groups > self.layers:
+            raise LocalError(f"{self.layers} layers cannot form {self.groups} groups")
+        rows, what = (self.groups, "group") if self.groups else (self.layers, "layer")
+        if len(self.values) != rows:
+            raise LocalError(f"the profile announces {rows} {what}s and holds {len(self.values)}")
+        for index, row in enumerate(self.values):
             if len(row) != self.bins:
-                raise LocalError(f"layer {layer} of the profile has {len(row)} bins, expected {self.bins}")
+                raise LocalError(f"{what} {index} of the profile has {len(row)} bins, expected {self.bins}")
             if not all(math.isfinite(value) and value >= 0 for value in row):
-                raise LocalError(f"layer {layer} of the profile holds a negative or non-finite value")
+                raise LocalError(f"{what} {index} of the profile holds a negative or non-finite value")
         if not any(any(row) for row in self.values):
             raise LocalError("the profile is zero everywhere")
 
@@ -102,8 +115,19 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{self.model}:{self.receiver}:{xxhash.xxh3_64_hexdigest(self.table().tobytes())[:8]}"
 
     def table(self) -> npt.NDArray[np.float64]:
-        """The values as an array [layers, bins]."""
-        return np.array(self.values, dtype=np.float64)
+        """Utility by layer and bin, float64 [layers, bins]: a group's is divided evenly over its layers, so that the
+        fractions of a cell sum to one (paper section III-B)."""
+        values = np.array(self.values, dtype=np.float64)
+        if not self.groups:
+            return values
+        sizes = np.diff(group_edges(self.layers, self.groups))
+        return np.repeat(values / sizes[:, None], sizes, axis=0)
+
+    def layer_scores(self) -> npt.NDArray[np.float64]:
+        """What each layer is worth, all positions together: float64 [layers], sum 1."""
+        scores = self.table().sum(axis=1)
+        share: npt.NDArray[np.float64] = scores / scores.sum()
+        return share
 
 
 def decode_profile(data: bytes) -> Profile:
@@ -162,6 +186,16 @@ def builtin(name_or_fingerprint: str, receiver: Receiver = "mask") -> Profile | 
     return None
 
 
+def group_edges(layers: int, groups: int) -> list[int]:
+    """First layer of each of `groups` groups of neighbouring layers, as even as they come, and the end behind the last.
+
+    Raises LocalError unless 1 <= groups <= layers.
+    """
+    if not 1 <= groups <= layers:
+        raise LocalError(f"{layers} layers cannot form {groups} groups")
+    return [layers * group // groups for group in range(groups + 1)]
+
+
 def cell_fractions(layout: Layout, bins: int) -> npt.NDArray[np.float64]:
     """Share of each position bin's tokens that each column carries: float64 [columns, bins].
 
@@ -184,9 +218,38 @@ def unit_utility(layout: Layout, profile: Profile) -> npt.NDArray[np.float64]:
     """
     if profile.layers != len(layout.layers):
         raise LocalError(f"profile {profile.id} has {profile.layers} layers, the cache {len(layout.layers)}")
-    utility = (profile.table() @ cell_fractions(layout, profile.bins).T).reshape(-1)
+    table, fractions = profile.table(), cell_fractions(layout, profile.bins)
+    spread = np.zeros((profile.layers, layout.columns))
+    for index in range(profile.bins):
+        # Not a matrix product: BLAS rounds by where an element stands, and equal blocks must tie exactly.
+        spread += table[:, index, None] * fractions[None, :, index]
+    utility = spread.reshape(-1)
     if not utility.any():
         raise LocalError(f"profile {profile.id} is zero for the tokens of this hand-off")
+    return utility
+
+
+def request_utility(
+    layout: Layout, mass: npt.NDArray[np.float64], profile: Profile | None = None
+) -> npt.NDArray[np.float64]:
+    """Utility of every unit for one request, float64 [unit_count]: attention mass of its tokens x its layer's score.
+
+    `mass`: float64 [layers, context_tokens], >= 0: the attention that each row of the whole context gets from the
+    prompt's last queries (`llm.attention_mass`). `profile` gives the layer scores, measured for the receiver in use;
+    without one all layers weigh the same. Raises LocalError for shapes that do not fit, and for a mass that is zero on
+    all of this hand-off's tokens.
+    """
+    layers = len(layout.layers)
+    if mass.shape != (layers, layout.context_tokens):
+        raise LocalError(f"mass has shape {list(mass.shape)}, expected {[layers, layout.context_tokens]}")
+    if profile is not None and profile.layers != layers:
+        raise LocalError(f"profile {profile.id} has {profile.layers} layers, the cache {layers}")
+    starts = layout.first_token + layout.block_tokens * np.arange(layout.columns)
+    columns = np.add.reduceat(mass, starts, axis=1)
+    scores = np.ones(layers) if profile is None else profile.layer_scores()
+    utility: npt.NDArray[np.float64] = (scores[:, None] * columns).reshape(-1)
+    if not utility.any():
+        raise LocalError("the attention mass is zero on the tokens of this hand-off")
     return utility
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from quic_pfec.fec.codec import scatter_unit
 from quic_pfec.kv.layout import LayerShape, Layout
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.manifest import DIGEST_SIZE
@@ -35,7 +36,7 @@ __all__ = [
     "digest_ok",
     "fp32_to_bf16",
     "non_finite",
-    "pack_units",
+    "pack_symbols",
     "write_unit",
 ]
 
@@ -174,7 +175,7 @@ def byte_view(data: BytesLike) -> memoryview:
 
 
 def digest(unit: int, body: BytesLike) -> bytes:
-    """Digest of a unit's KV bytes: xxh3_64 with the unit id as seed, little endian (wire-format section 8)."""
+    """Digest of a unit's KV bytes: xxh3_64 with the unit id as seed, little endian (docs/wire.md §3)."""
     return xxhash.xxh3_64_intdigest(byte_view(body), seed=unit).to_bytes(DIGEST_SIZE, "little")
 
 
@@ -207,6 +208,10 @@ def check_geometry(layout: Layout, arrays: KVArrays) -> None:
     """Raise LocalError unless `arrays` has the layout's wire dtype, tokens and layer shapes."""
     if arrays.dtype != layout.wire_dtype:
         raise LocalError(f"the layout sends {layout.wire_dtype}, the arrays hold {arrays.dtype}")
+    _check_shapes(layout, arrays)
+
+
+def _check_shapes(layout: Layout, arrays: KVArrays) -> None:
     expected = [(shape.kv_heads, layout.tokens, shape.head_dim) for shape in layout.layers]
     actual = [keys.shape for keys, _ in arrays.layers]
     if len(actual) != len(expected):
@@ -216,39 +221,39 @@ def check_geometry(layout: Layout, arrays: KVArrays) -> None:
             raise LocalError(f"layer {index}: the layout has {list(want)}, the arrays {list(have)}")
 
 
-def pack_units(
-    layout: Layout, arrays: KVArrays, order: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Pack every unit, digests included, one behind the other in the order of sending.
+def pack_symbols(
+    layout: Layout, arrays: KVArrays, order: npt.NDArray[np.int32], run: memoryview, symbol_size: int
+) -> npt.NDArray[np.int64]:
+    """Pack every unit, digests included, straight into the symbols of `run`, in the order of sending.
 
-    `order` is a permutation of all unit ids, int32 [unit_count]. Returns the bytes, uint8, and offsets, int64
-    [unit_count + 1]: the i-th unit sent lies at `offsets[i]:offsets[i + 1]`. Raises LocalError.
+    `order` is a permutation of all unit ids, int32 [unit_count]; `run` is writable, uint8 [N, symbol_size], as
+    `Encoder.reserve_run` gives it. Arrays of another dtype are converted to the wire dtype layer by layer, so that no
+    second copy of the cache ever exists. Returns the first symbol id of each unit by unit id, int64 [unit_count].
+    Raises LocalError, also for a layer that is NaN or infinite somewhere.
     """
-    check_geometry(layout, arrays)
+    _check_shapes(layout, arrays)
     if order.shape != (layout.unit_count,) or not np.array_equal(np.sort(order), np.arange(layout.unit_count)):
         raise LocalError(f"the order must be a permutation of {layout.unit_count} units")
-    offsets = np.zeros(layout.unit_count + 1, dtype=np.int64)
-    np.cumsum(layout.unit_sizes()[order], out=offsets[1:])
-    packed = np.empty(int(offsets[-1]), dtype=np.uint8)  # every byte is written below: the units tile it
-    starts = np.empty(layout.unit_count, dtype=np.int64)
-    starts[order] = offsets[:-1]
-    for layer, columns in enumerate(starts.reshape(-1, layout.columns)):
-        _pack_layer(layout, arrays, layer, columns.tolist(), packed)
-    return packed, offsets
+    counts = layout.fragment_counts(symbol_size)[order]
+    first = np.empty(layout.unit_count, dtype=np.int64)
+    first[order] = np.cumsum(counts, dtype=np.int64) - counts
+    for layer, columns in enumerate(first.reshape(-1, layout.columns)):
+        _pack_layer(layout, arrays, layer, columns.tolist(), run)
+    return first
 
 
-def _pack_layer(layout: Layout, arrays: KVArrays, layer: int, starts: list[int], packed: npt.NDArray[np.uint8]) -> None:
-    # The whole layer is interleaved at once; its units are then slices of it, at the cost of one copy each.
-    keys, values = arrays.layers[layer]
+def _pack_layer(layout: Layout, arrays: KVArrays, layer: int, firsts: list[int], run: memoryview) -> None:
+    # The layer is interleaved at once, in cache; its units are then slices of it that go to their symbols in one copy.
     shape = layout.layers[layer]
-    rows = np.empty((layout.tokens, shape.kv_heads, 2, shape.head_dim), dtype=keys.dtype)
-    rows[:, :, 0] = keys.transpose(1, 0, 2)
-    rows[:, :, 1] = values.transpose(1, 0, 2)
+    rows = np.empty((layout.tokens, shape.kv_heads, 2, shape.head_dim), dtype=RAW_DTYPE[layout.wire_dtype])
+    for part, (name, bits) in enumerate(zip(("keys", "values"), arrays.layers[layer], strict=True)):
+        wire = convert(bits, arrays.dtype, layout.wire_dtype)
+        if not all_finite(wire, layout.wire_dtype):
+            raise LocalError(f"layer {layer}: {name} hold NaN or infinite values in {layout.wire_dtype}")
+        rows[:, :, part] = wire.transpose(1, 0, 2)
     source = byte_view(rows.reshape(-1).view(np.uint8))
-    target = packed.data
     column_nbytes = layout.block_tokens * shape.kv_heads * 2 * shape.head_dim * layout.itemsize
-    for column, start in enumerate(starts):
+    for column, first in enumerate(firsts):
+        unit = layer * layout.columns + column
         body = source[column * column_nbytes : (column + 1) * column_nbytes]
-        stop = start + body.nbytes
-        target[start:stop] = body
-        target[stop : stop + DIGEST_SIZE] = digest(layer * layout.columns + column, body)
+        scatter_unit(run, first, unit, body, digest(unit, body))

@@ -1,4 +1,5 @@
-"""`python -m quic_pfec.link`: the relay from a shell, or as the child process of `link.process`.
+"""`python -m quic_pfec.link`: the relay from a shell, or as the child process of `link.process`; `tun` as first word
+is the bottleneck between namespaces instead.
 
 The serving thread is the main one: if the relay fails, the process ends with its traceback. Commands are read in a
 second thread, which only waits.
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from quic_pfec.link import tun_command
 from quic_pfec.link.options import build_parser, options_from
 from quic_pfec.link.relay import Relay
 
@@ -24,9 +26,12 @@ _LONGEST_COMMAND = 4096
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the relay with the command line `argv` (None = sys.argv). Returns the exit status."""
+    """Run `tun ...` or the relay with the command line `argv` (None = sys.argv). Returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["tun"]:
+        return tun_command.main(argv[1:])
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(argv[1:] if argv[:1] == ["relay"] else argv)
     try:
         relay = Relay(options_from(arguments))
     except (ValueError, OSError) as error:

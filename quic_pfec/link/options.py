@@ -18,7 +18,16 @@ from quic_pfec.sim.channel import GilbertElliott, channel_factory, direction_see
 from quic_pfec.sim.link import Clock, Link, default_queue_bytes, default_slot_s
 from quic_pfec.sim.trace import load_trace
 
-__all__ = ["Address", "RelayOptions", "build_parser", "format_address", "options_from", "parse_address"]
+__all__ = [
+    "Address",
+    "RelayOptions",
+    "add_link_arguments",
+    "build_parser",
+    "format_address",
+    "link_values",
+    "options_from",
+    "parse_address",
+]
 
 Address = tuple[str, int]
 
@@ -178,7 +187,7 @@ examples:
 
 It judges itself: a run with late wake-ups (lateness p99 above 1 ms), ring drops or write errors is no measurement,
 and the report lists what is wrong under "void". Without real-time priority some milliseconds of lateness are normal on
-a busy machine. It cannot carry TCP.
+a busy machine. It cannot carry TCP: `python -m quic_pfec.link tun --help` shows the link that can (root).
 """
 
 
@@ -202,6 +211,17 @@ def build_parser(prog: str = "python -m quic_pfec.link") -> argparse.ArgumentPar
         metavar="N",
         help="client addresses served at once; the one silent for longest makes room (default %(default)s)",
     )
+    add_link_arguments(parser)
+    run = parser.add_argument_group("the run")
+    run.add_argument("--loss-from-start", action="store_true", help="lose at once; do not wait for the command epoch")
+    run.add_argument("--json", metavar="FILE", help="write the last report there when stopping")
+    run.add_argument("--fifo", action="store_true", help="ask for real-time priority")
+    run.add_argument("--no-control", action="store_true", help="ignore standard input; run until interrupted")
+    return parser
+
+
+def add_link_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that every mode has: the bottleneck and its losses, for `link_values`."""
     link = parser.add_argument_group("the bottleneck, each way")
     link.add_argument(
         "--rate", default="20Mbps", help="20Mbps, 500kbps, 1Gbps or bits per second (default %(default)s)"
@@ -236,7 +256,7 @@ def build_parser(prog: str = "python -m quic_pfec.link") -> argparse.ArgumentPar
         "--loss",
         choices=("one-way", "both"),
         default="one-way",
-        help="lose on the way to the server only, or both ways (default %(default)s)",
+        help="lose on the way forward only (to the server, left to right), or both ways (default %(default)s)",
     )
     loss.add_argument(
         "--clock",
@@ -248,15 +268,27 @@ def build_parser(prog: str = "python -m quic_pfec.link") -> argparse.ArgumentPar
         "--slot-us", default="auto", metavar="US", help="duration of a slot (default auto: 1440 bytes at the rate)"
     )
     loss.add_argument("--seed", type=int, default=0, help="same seed, same losses (default %(default)s)")
-    loss.add_argument("--loss-from-start", action="store_true", help="do not wait for the command epoch")
     loss.add_argument("--corrupt", type=float, default=0.0, metavar="P", help="share of datagrams with a damaged byte")
     loss.add_argument("--reorder", type=float, default=0.0, metavar="P", help="share of datagrams held back")
     loss.add_argument("--reorder-ms", type=float, default=5.0, metavar="MS", help="by this much (default %(default)s)")
-    run = parser.add_argument_group("the run")
-    run.add_argument("--json", metavar="FILE", help="write the last report there when stopping")
-    run.add_argument("--fifo", action="store_true", help="ask for real-time priority")
-    run.add_argument("--no-control", action="store_true", help="ignore standard input; run until interrupted")
-    return parser
+
+
+def link_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields that `add_link_arguments` gives to every kind of options. Raises ValueError for its user."""
+    return {
+        "rate_bps": parse_rate(arguments.rate),
+        "owd_s": arguments.owd_ms / 1e3,
+        "queue_bytes": arguments.queue_bytes,
+        "loss": None if arguments.ge is None else parse(arguments.ge),
+        "trace": arguments.trace,
+        "loss_both": arguments.loss == "both",
+        "clock": arguments.clock,
+        "slot_s": None if arguments.slot_us == "auto" else float(arguments.slot_us) / 1e6,
+        "seed": arguments.seed,
+        "corrupt": arguments.corrupt,
+        "reorder": arguments.reorder,
+        "reorder_s": arguments.reorder_ms / 1e3,
+    }
 
 
 def options_from(arguments: argparse.Namespace) -> RelayOptions:
@@ -264,19 +296,8 @@ def options_from(arguments: argparse.Namespace) -> RelayOptions:
     return RelayOptions(
         listen=parse_address(arguments.listen),
         upstream=parse_address(arguments.upstream),
-        rate_bps=parse_rate(arguments.rate),
-        owd_s=arguments.owd_ms / 1e3,
-        queue_bytes=arguments.queue_bytes,
-        loss=None if arguments.ge is None else parse(arguments.ge),
-        trace=arguments.trace,
-        loss_both=arguments.loss == "both",
-        clock=arguments.clock,
-        slot_s=None if arguments.slot_us == "auto" else float(arguments.slot_us) / 1e6,
-        seed=arguments.seed,
         loss_from_start=arguments.loss_from_start,
-        corrupt=arguments.corrupt,
-        reorder=arguments.reorder,
-        reorder_s=arguments.reorder_ms / 1e3,
         max_clients=arguments.max_clients,
         fifo=arguments.fifo,
+        **link_values(arguments),
     )

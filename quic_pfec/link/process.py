@@ -1,4 +1,4 @@
-"""The relay as a child process.
+"""Emulators as child processes: the relay, and what all of them have in common.
 
 A relay that shares an interpreter with the endpoints it stands between waits for their lock; in a process of its own it
 has a core, if there is one. Demos and tests talk to it with the three commands of `python -m quic_pfec.link`, typed.
@@ -12,56 +12,49 @@ import select
 import subprocess
 import sys
 import time
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from quic_pfec.link.options import RelayOptions
 from quic_pfec.link.report import RelayReport
 
-__all__ = ["RelayProcess"]
+__all__ = ["EmulatorChild", "RelayProcess"]
 
 _REPLY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 
 
-class RelayProcess:
-    """Starts a relay with `options`; ready, with its `port`, when constructed. Use it as a context manager.
+class EmulatorChild:
+    """A child that answers each command, a line on its standard input, by a line of JSON.
 
-    The child ends when this process does, because its standard input then ends. Raises RuntimeError with the child's
-    own words when it cannot start or stops answering.
+    It ends when this process does, because its standard input then ends. Use it as a context manager. Raises
+    RuntimeError with the child's own words when it cannot start or stops answering. `name` is what messages call it.
     """
 
-    def __init__(self, options: RelayOptions) -> None:
-        self.options = options
+    def __init__(self, argv: list[str], *, name: str, pass_fds: tuple[int, ...] = ()) -> None:
+        self._name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "quic_pfec.link", *options.to_arguments()],
+            argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
+            pass_fds=pass_fds,
         )
         self._stdin = _pipe(self._process.stdin)
         self._stdout = _pipe(self._process.stdout)
         self._stderr = _pipe(self._process.stderr)
         self._pending = b""
         try:
-            self.port: int = self._reply()["port"]
+            self.ready = self._reply()
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> RelayProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def epoch(self) -> float:
-        """Restart slots, losses, counters and logs now; returns the time of it on time.monotonic()."""
-        return float(self._command("epoch")["epoch_clock_s"])
-
-    def report(self) -> RelayReport:
-        """Everything since the last epoch."""
-        return RelayReport.from_json(self._command("report"))
 
     def close(self) -> None:
         """End the child and wait for it; may be called twice."""
@@ -76,11 +69,11 @@ class RelayProcess:
 
     def _command(self, command: str) -> dict[str, Any]:
         if self._stdin.closed:
-            raise RuntimeError("the relay was closed")
+            raise RuntimeError(f"{self._name} was closed")
         try:
             self._stdin.write(command.encode() + b"\n")
         except BrokenPipeError:
-            raise RuntimeError(f"the relay is not running{self._last_words()}") from None
+            raise RuntimeError(f"{self._name} is not running{self._last_words()}") from None
         return self._reply()
 
     def _reply(self) -> dict[str, Any]:
@@ -89,10 +82,10 @@ class RelayProcess:
         while b"\n" not in self._pending:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
-                raise RuntimeError(f"the relay gave no answer in {_REPLY_TIMEOUT_S:.0f} s")
+                raise RuntimeError(f"{self._name} gave no answer in {_REPLY_TIMEOUT_S:.0f} s")
             chunk = os.read(descriptor, 1 << 20)
             if not chunk:
-                raise RuntimeError(f"the relay stopped{self._last_words()}")
+                raise RuntimeError(f"{self._name} stopped{self._last_words()}")
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
         values: dict[str, Any] = json.loads(line)
@@ -102,6 +95,23 @@ class RelayProcess:
         """What the child, which has ended, wrote to standard error."""
         text = self._stderr.read().decode("utf-8", "replace").strip()
         return f": {text.splitlines()[-1]}" if text else ""
+
+
+class RelayProcess(EmulatorChild):
+    """Starts a relay with `options`; ready, with its `port`, when constructed."""
+
+    def __init__(self, options: RelayOptions) -> None:
+        self.options = options
+        super().__init__([sys.executable, "-m", "quic_pfec.link", *options.to_arguments()], name="the relay")
+        self.port: int = self.ready["port"]
+
+    def epoch(self) -> float:
+        """Restart slots, losses, counters and logs now; returns the time of it on time.monotonic()."""
+        return float(self._command("epoch")["epoch_clock_s"])
+
+    def report(self) -> RelayReport:
+        """Everything since the last epoch."""
+        return RelayReport.from_json(self._command("report"))
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

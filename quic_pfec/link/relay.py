@@ -11,9 +11,7 @@ timeout has microseconds where poll and epoll have milliseconds. What lateness r
 
 from __future__ import annotations
 
-import ctypes
 import heapq
-import os
 import select
 import socket
 import struct
@@ -26,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from quic_pfec.link.options import Address, RelayOptions
+from quic_pfec.link.realtime import ask_for_real_time, sharpen_timers
 from quic_pfec.link.report import DirectionReport, Lateness, RelayReport
 from quic_pfec.sim.link import Delivery, Link
 
@@ -47,8 +46,6 @@ _CALL_TIMEOUT_S = 30.0
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
-_PR_SET_TIMERSLACK = 29
-_TIMER_SLACK_NS = 1_000
 
 _T = TypeVar("_T")
 
@@ -172,9 +169,9 @@ class Relay:
 
     def run(self) -> None:
         """Serve in this thread until `stop` or `close` is called in another."""
-        _sharpen_timers()
+        sharpen_timers()
         if self.options.fifo:
-            self._real_time = _ask_for_real_time()
+            self._real_time = ask_for_real_time()
         with self._lock:
             self._running = True
         self._started.set()
@@ -398,17 +395,3 @@ def _kernel_stamp(ancillary: list[tuple[int, int, bytes]]) -> float | None:
             seconds, nanoseconds = _TIMESPEC.unpack(data)
             return float(seconds + nanoseconds * 1e-9)
     return None
-
-
-def _sharpen_timers() -> None:
-    """Let this thread's sleeps end within a microsecond instead of the usual 50 (no rights needed)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, _TIMER_SLACK_NS, 0, 0, 0)
-
-
-def _ask_for_real_time() -> bool:
-    """Run this thread under SCHED_FIFO; False where that is not allowed (the report says so)."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
-    except PermissionError:
-        return False
-    return True

@@ -405,7 +405,7 @@ def context(passages: Sequence[Passage], tokenizer: Any, tokens: int, seed: int)
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
-    opening, closing = _turn(tokenizer)
+    opening, closing = turn(tokenizer)
     head = encode(opening)
     pieces = [encode(f"{passage.title}\n{passage.text}\n\n") for passage in order]
     tail = encode(f"{asked.question} Explain in detail.{closing}")
@@ -420,7 +420,7 @@ def context(passages: Sequence[Passage], tokenizer: Any, tokens: int, seed: int)
     return Prompt((*head, *body[-room:], *tail), asked.question, asked.answer)
 
 
-def _turn(tokenizer: Any) -> tuple[str, str]:
+def turn(tokenizer: Any) -> tuple[str, str]:
     """What stands before and after the text of a user's turn, and opens the model's."""
     if not getattr(tokenizer, "chat_template", None):
         return "", "\n"

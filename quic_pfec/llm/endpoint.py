@@ -10,36 +10,68 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from threading import Barrier
 from typing import Any
 
 import numpy as np
 
-from quic_pfec.kv.hf import DTYPE_NAMES, Room, extract, fork, length, make_room, to_cache
+from quic_pfec.kv.device import DeviceMirror
+from quic_pfec.kv.hf import (
+    DTYPE_NAMES,
+    Frame,
+    Rebuilt,
+    Room,
+    check_base,
+    extract,
+    fork,
+    length,
+    make_frame,
+    make_room,
+    rebuildable,
+    to_cache,
+)
+from quic_pfec.kv.prepared import hash_tokens
+from quic_pfec.kv.profile import builtin
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.llm.generate import TextStream, greedy, prefill, score
 from quic_pfec.llm.models import LoadedModel
+from quic_pfec.llm.recompute import PassClock
 from quic_pfec.quic.admission import Admissions, HandleStore
-from quic_pfec.quic.incoming import Admission, Freeze, Reply
+from quic_pfec.quic.handler import Admission, Freeze, Reply, StandBy
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, Refusal
 from quic_pfec.wire.manifest import MODEL_UNSTATED, Manifest
 
+CATCH_UP_S = 0.005  # between looks for units that a device has not got yet
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
-    """A cache kept under a handle. tokens: how many positions it stands for, holes included."""
+    """A cache kept under a handle.
+
+    tokens: how many positions it stands for, holes included. missing_used: what became of its holes where "recompute"
+    was asked for, else empty. tokens_hash: of these very tokens, as the manifest gave it; empty if it gave none, or
+    once more was generated.
+    """
 
     cache: Any
     tokens: int
+    missing_used: str = ""
+    tokens_hash: bytes = b""
 
 
 class LLMHandler:
     """Takes hand-offs for one model. See `quic.incoming.Handler`.
 
-    require_fingerprint: refuse a cache whose sender did not say which model it is of. on_received: called in a worker
-    thread with each hand-off at its freeze, for tools.
+    require_fingerprint: refuse a cache whose sender did not say which model it is of. recompute_budget_s: how long
+    after the deadline decoding may begin where the sender asks for "recompute" (0 = never: such holes are masked); None
+    = as long as its deadline had granted the hand-off. on_received: called in a worker thread with each hand-off at its
+    freeze, for tools; holes may be filled in the memory of its arrays later.
+
+    Raises ValueError naming the layer for a model whose cache cannot be rebuilt from rows (linear attention, Mamba).
     """
 
     def __init__(
@@ -50,21 +82,29 @@ class LLMHandler:
         admissions: Admissions | None = None,
         handles: HandleStore[Conversation] | None = None,
         require_fingerprint: bool = False,
+        recompute_budget_s: float | None = None,
         on_received: Callable[[ReceivedKV], None] | None = None,
     ) -> None:
+        rebuildable(model.config)
         self.model = model
         self.token = token
         self.admissions = admissions or Admissions()
         self.handles: HandleStore[Conversation] = HandleStore() if handles is None else handles
+        self.clock = PassClock(model)
+        self.recompute_budget_s = recompute_budget_s
         self._require_fingerprint = require_fingerprint
         self._on_received = on_received
         # Of increments under way, by their own handles: the base may expire or grow while one is in flight.
         self._bases: dict[int, Conversation] = {}
         self._rooms: dict[int, Future[Room]] = {}
+        self._waiting: set[_StandBy] = set()
         self._workers = ThreadPoolExecutor(self.admissions.max_transfers, thread_name_prefix="quic_pfec-decode")
 
     def warm_up(self) -> None:
-        """Runs a short forward pass with holes in every worker: a thread's first starts its pool of compute threads."""
+        """Runs a short forward pass with holes in every worker: a thread's first starts its pool of compute threads.
+
+        Then measures what recomputing costs here.
+        """
         workers = self.admissions.max_transfers
         together = Barrier(workers)
 
@@ -77,9 +117,12 @@ class LLMHandler:
 
         for done in [self._workers.submit(run) for _ in range(workers)]:
             done.result()
+        self._workers.submit(self.clock.calibrate).result()
 
     def close(self) -> None:
         """Ends the workers; what they were generating is given up."""
+        for waiting in list(self._waiting):
+            waiting.cancel()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     # admission
@@ -97,10 +140,16 @@ class LLMHandler:
                     AppCode.TOKENS_MISMATCH,
                     f"the base holds {base.tokens} tokens, the increment begins at {manifest.first_token}",
                 )
+            try:
+                check_base(base.cache)
+            except ValueError as error:
+                raise Refusal(AppCode.UNSUPPORTED, str(error)) from None
         elif manifest.base:
             raise Refusal(AppCode.UNSUPPORTED, "a base handle goes with rows that continue it")
         self.handles.sweep(now)
-        admission = self.admissions.admit(manifest, DTYPE_NAMES.get(self.model.dtype))
+        # On a CPU units are converted as they come; elsewhere the device does it.
+        on_cpu = self.model.device.type == "cpu"
+        admission = self.admissions.admit(manifest, DTYPE_NAMES.get(self.model.dtype) if on_cpu else None)
         return admission if base is None else self._with_room(admission, manifest, base)
 
     def _with_room(self, admission: Admission, manifest: Manifest, base: Conversation) -> Admission:
@@ -123,7 +172,8 @@ class LLMHandler:
         stated = manifest.model != MODEL_UNSTATED
         if stated and manifest.model != model.fingerprint:
             raise Refusal(
-                AppCode.MODEL_MISMATCH, f"this endpoint runs {model.fingerprint}, the cache is of {manifest.model}"
+                AppCode.MODEL_MISMATCH,
+                f"this endpoint runs {model.name} ({model.fingerprint}), the cache is of {_named(manifest.model)}",
             )
         if not stated and self._require_fingerprint:
             raise Refusal(AppCode.MODEL_MISMATCH, "the cache does not say which model it is of: prepare(model=...)")
@@ -140,14 +190,29 @@ class LLMHandler:
             )
         if manifest.first_token + manifest.tokens >= model.max_tokens:
             raise Refusal(AppCode.TOO_LARGE, f"the context is longer than the model's {model.max_tokens} positions")
-        if manifest.missing not in ("mask", "zero"):
-            raise Refusal(AppCode.UNSUPPORTED, f"this release does not do missing={manifest.missing!r}")
 
     # use
 
+    def expect(self, admission: Admission, manifest: Manifest, request: messages.Generate | None) -> StandBy:
+        """A worker builds the empty cache and waits for the freeze: there is one for every hand-off let in."""
+        stand_by = _StandBy(self, admission, manifest, request, asyncio.get_running_loop())
+        self._waiting.add(stand_by)
+        stand_by.done = self._workers.submit(stand_by.run)
+        stand_by.done.add_done_callback(lambda _: self._waiting.discard(stand_by))
+        return stand_by
+
+    def frame_for(self, admission: Admission) -> Frame | DeviceMirror | None:
+        """The cache without its holes: tensors that share the memory being filled, or that follow it on the device."""
+        model, assembler = self.model, admission.assembler
+        if model.device.type != "cpu":
+            return DeviceMirror(assembler, model.config, dtype=model.dtype, device=model.device)
+        if assembler.dtype != DTYPE_NAMES.get(model.dtype):
+            return None
+        return make_frame(assembler.arrays, model.config, dtype=model.dtype)
+
     async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._workers, self._rebuild_and_decode, freeze, request, _ThreadReply(loop, reply))
+        await loop.run_in_executor(self._workers, self.rebuild_and_decode, freeze, request, _ThreadReply(loop, reply))
 
     async def resumed(self, request: messages.Generate, reply: Reply) -> None:
         loop = asyncio.get_running_loop()
@@ -160,33 +225,68 @@ class LLMHandler:
         finally:
             release()
 
-    def _rebuild_and_decode(self, freeze: Freeze, request: messages.Generate | None, reply: _ThreadReply) -> None:
+    def rebuild_and_decode(
+        self,
+        freeze: Freeze,
+        request: messages.Generate | None,
+        reply: _ThreadReply,
+        frame: Frame | DeviceMirror | None = None,
+        prompt: list[int] | None = None,
+    ) -> None:
+        """In a worker thread: from the freeze to the end of the reply. `frame`, `prompt`: made beforehand."""
         received, model = freeze.finish(), self.model
-        conversation = self._bases.pop(received.handle, None)
-        base = None if conversation is None else conversation.cache
+        if isinstance(frame, DeviceMirror):
+            frame = frame.finish()
+        before = self._bases.pop(received.handle, None)
+        base = None if before is None else before.cache
         room = self._rooms.pop(received.handle, None)
-        cache = received.to_cache(
-            model.config, dtype=model.dtype, device=model.device, base=base, room=room and room.result()
+        rebuilt = received.rebuild(
+            model.config, dtype=model.dtype, device=model.device, base=base, room=room and room.result(), frame=frame
         )
-        conversation = Conversation(cache, length(cache))
+        used = ""
+        if freeze.manifest.missing == "recompute":
+            rebuilt, used = self._fill(freeze, before, rebuilt, reply)
+        cache = rebuilt.to_cache()
+        conversation = Conversation(cache, length(cache), used, freeze.manifest.tokens_hash)
         self.handles.put(received.handle, conversation, _nbytes(cache), time.monotonic())
         if self._on_received is not None:
             self._on_received(received)
         if request is not None:
-            self._decode(conversation, request, reply, received.frozen_s, received.handle)
+            self._decode(conversation, request, reply, received.frozen_s, received.handle, prompt)
+
+    def _fill(
+        self, freeze: Freeze, before: Conversation | None, rebuilt: Rebuilt, reply: _ThreadReply
+    ) -> tuple[Rebuilt, str]:
+        """Computes the holes if that fits before decoding must begin; says what was done. Raises Refusal."""
+        if freeze.tokens is None or int(freeze.tokens.max()) >= self.model.config.vocab_size:
+            raise Refusal(AppCode.UNSUPPORTED, "recompute needs the context's token ids, of the model's own tokens")
+        if before is not None and before.tokens_hash not in (b"", hash_tokens(freeze.tokens[: before.tokens])):
+            raise Refusal(AppCode.TOKENS_MISMATCH, "the base was made of other tokens than the increment says")
+        budget_s = freeze.granted_s if self.recompute_budget_s is None else self.recompute_budget_s
+        until_s = freeze.deadline_s + budget_s
+        return self.clock.fill(rebuilt, freeze.tokens, until_s, lambda: reply.cancelled)
+
+    def prompt_of(self, request: messages.Generate) -> list[int]:
+        return list(request.prompt_tokens) or self.model.encode(request.prompt)
 
     def _decode(
-        self, conversation: Conversation, request: messages.Generate, reply: _ThreadReply, frozen_s: float, handle: int
+        self,
+        conversation: Conversation,
+        request: messages.Generate,
+        reply: _ThreadReply,
+        frozen_s: float,
+        handle: int,
+        prompt: list[int] | None = None,
     ) -> None:
         model = self.model
-        prompt = list(request.prompt_tokens) or model.encode(request.prompt)
+        prompt = self.prompt_of(request) if prompt is None else prompt
         vocabulary = model.config.vocab_size
         if not prompt or any(token >= vocabulary for token in (*prompt, *request.score_tokens)):
             raise Refusal(AppCode.UNSUPPORTED, "a continuation needs a prompt, of the model's own tokens")
         longest = conversation.tokens + len(prompt) + max(request.max_new_tokens, len(request.score_tokens))
         if longest > model.max_tokens:
             raise Refusal(AppCode.TOO_LARGE, f"{longest} tokens are more than the model's {model.max_tokens} positions")
-        reply.decoding(frozen_s, time.monotonic())
+        reply.decoding(frozen_s, time.monotonic(), conversation.missing_used)
         if request.score_tokens:
             reply.scores(tuple(score(model, conversation.cache, prompt, request.score_tokens)))
         count, reason = 0, "length"
@@ -204,8 +304,57 @@ class LLMHandler:
                 reply.text(rest, -1, count)
             if count == request.max_new_tokens:
                 reason = "length"
-            self.handles.put(handle, Conversation(cache, length(cache)), _nbytes(cache), time.monotonic())
+            grown = replace(conversation, cache=cache, tokens=length(cache), tokens_hash=b"")
+            self.handles.put(handle, grown, _nbytes(cache), time.monotonic())
         reply.done(reason, count)
+
+
+class _StandBy:
+    """A worker thread that has made ready what it can and waits for one freeze. See `quic.handler.StandBy`."""
+
+    def __init__(
+        self,
+        handler: LLMHandler,
+        admission: Admission,
+        manifest: Manifest,
+        request: messages.Generate | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.done: Future[None]
+        self._handler = handler
+        self._admission = admission
+        self._recomputes = manifest.missing == "recompute"
+        self._request = request
+        self._loop = loop
+        self._freeze: SimpleQueue[tuple[Freeze, Reply] | None] = SimpleQueue()
+
+    def run(self) -> None:
+        handler, request = self._handler, self._request
+        frame = handler.frame_for(self._admission)
+        if self._recomputes:
+            handler.clock.calibrate()
+        prompt = None if request is None else handler.prompt_of(request)
+        begun = self._wait(frame)
+        if begun is not None:
+            freeze, reply = begun
+            handler.rebuild_and_decode(freeze, request, _ThreadReply(self._loop, reply), frame, prompt)
+
+    def _wait(self, frame: Frame | DeviceMirror | None) -> tuple[Freeze, Reply] | None:
+        if not isinstance(frame, DeviceMirror):
+            return self._freeze.get()
+        while True:
+            frame.catch_up()
+            with suppress(Empty):
+                return self._freeze.get(timeout=CATCH_UP_S)
+
+    def begin(self, freeze: Freeze, reply: Reply) -> None:
+        self._freeze.put((freeze, reply))
+
+    async def finished(self) -> None:
+        await asyncio.wrap_future(self.done)
+
+    def cancel(self) -> None:
+        self._freeze.put(None)
 
 
 class _ThreadReply:
@@ -219,8 +368,8 @@ class _ThreadReply:
     def cancelled(self) -> bool:
         return self._reply.cancelled
 
-    def decoding(self, frozen_s: float, started_s: float) -> None:
-        self._loop.call_soon_threadsafe(self._reply.decoding, frozen_s, started_s)
+    def decoding(self, frozen_s: float, started_s: float, missing_used: str) -> None:
+        self._loop.call_soon_threadsafe(self._reply.decoding, frozen_s, started_s, missing_used)
 
     def text(self, text: str, token: int, index: int) -> None:
         self._loop.call_soon_threadsafe(self._reply.text, text, token, index)
@@ -230,6 +379,12 @@ class _ThreadReply:
 
     def done(self, reason: str, tokens: int) -> None:
         self._loop.call_soon_threadsafe(self._reply.done, reason, tokens)
+
+
+def _named(fingerprint: str) -> str:
+    """A model by what its sender called it, and by name where a shipped profile knows the fingerprint."""
+    known = builtin(fingerprint)
+    return fingerprint if known is None or known.model == fingerprint else f"{known.model} ({fingerprint})"
 
 
 def _nbytes(cache: Any) -> int:

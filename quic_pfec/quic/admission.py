@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.layout import Layout
-from quic_pfec.quic.incoming import Admission
+from quic_pfec.quic.handler import Admission
 from quic_pfec.wire.errors import AppCode, Refusal
 from quic_pfec.wire.limits import Limits
 from quic_pfec.wire.manifest import ITEM_SIZES, Manifest
@@ -113,7 +113,7 @@ class HandleStore(Generic[T]):
             self._sweep(now)
             kept = self._kept.get(handle)
             if kept is None:
-                raise Refusal(AppCode.TOKENS_MISMATCH, "the handle is unknown or has expired")
+                raise Refusal(AppCode.UNKNOWN_HANDLE, "the handle is unknown or has expired: hand the cache over again")
             kept.expires_s = now + self.ttl_s
             self._kept.move_to_end(handle)
             return kept.value

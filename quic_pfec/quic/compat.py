@@ -269,7 +269,7 @@ class ExtensionConnection(Extension, GuardedConnection):
 
     def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
         super()._parse_transport_parameters(data, from_session_ticket=from_session_ticket)
-        # The parameter is never remembered with a session ticket: the frames are prohibited in 0-RTT (wire format §3).
+        # The parameter is never remembered with a session ticket: the frames are prohibited in 0-RTT (docs/wire.md §2).
         if from_session_ticket or self._peer_parameter_seen:
             return
         self._peer_parameter_seen = True

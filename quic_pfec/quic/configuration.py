@@ -8,11 +8,13 @@ from pathlib import Path
 
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.logger import QuicFileLogger
+from cryptography import x509
 
-from quic_pfec.quantities import parse_rate
+from quic_pfec.quantities import described
 from quic_pfec.wire.errors import LocalError
+from quic_pfec.wire.messages import MAX_CREDENTIAL
 
-__all__ = ["ALPN", "MAX_DATAGRAM_SIZE", "configuration", "provisioned_rate"]
+__all__ = ["ALPN", "MAX_DATAGRAM_SIZE", "check_token", "configuration"]
 
 ALPN = "pfec/1"
 MAX_DATAGRAM_SIZE = 1452
@@ -45,7 +47,8 @@ def configuration(
     max_data, max_stream_data: initial flow control in bytes; only streams are under it. secrets_log: TLS secrets are
     appended to this file, for analysis of tests only. quic_log: an existing folder for qlog files.
 
-    Raises `LocalError` for contradictions, OSError for files that cannot be read.
+    Raises `LocalError` for contradictions and files that are not what they should be, OSError for files that are not
+    there or cannot be read.
     """
     if not SMALLEST_MAX_DATAGRAM_SIZE <= max_datagram_size <= 65527:
         raise LocalError(f"max_datagram_size must be {SMALLEST_MAX_DATAGRAM_SIZE} to 65527, not {max_datagram_size}")
@@ -67,22 +70,47 @@ def configuration(
         max_stream_data=max_stream_data,
         server_name=server_name,
     )
-    for path in (ca_certs, client_ca):
-        if path is not None and not Path(path).is_file():
-            raise LocalError(f"the file of authorities {path} does not exist")
     if insecure:
         result.verify_mode = ssl.CERT_NONE
     authorities = ca_certs if is_client else client_ca
     if authorities is not None:
+        _read_certificates(authorities, "file of authorities")
         result.load_verify_locations(cafile=authorities)
     if certificate is not None:
-        result.load_cert_chain(*certificate)
+        _read_certificates(certificate[0], "certificate")
+        try:
+            result.load_cert_chain(*certificate)
+        except (ValueError, TypeError) as error:  # TypeError: a key under a password
+            raise LocalError(f"{certificate[1]} is no private key in PEM without a password: {_first(error)}") from None
+        except OSError as error:
+            raise OSError(f"the private key {certificate[1]} cannot be read: {error.strerror}") from None
         _check_key(result, certificate)
     if secrets_log is not None:
         result.secrets_log_file = open(secrets_log, "a", encoding="ascii")  # noqa: SIM115  as long as the process
     if quic_log is not None:
         result.quic_logger = QuicFileLogger(quic_log)
     return result
+
+
+def _read_certificates(path: str, what: str) -> None:
+    """Raises `LocalError` unless the file holds certificates, which aioquic would find out in the handshake at best;
+    OSError if it cannot be read."""
+    try:
+        x509.load_pem_x509_certificates(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"the {what} {path} does not exist") from None
+    except OSError as error:
+        raise OSError(f"the {what} {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise LocalError(
+            f"the {what} {path} holds no certificate in PEM, which begins with '-----BEGIN CERTIFICATE-----' "
+            f"(`quic-pfec cert` writes cert.pem): {_first(error)}"
+        ) from None
+
+
+def _first(error: Exception) -> str:
+    """The first sentence of a library's phrase, which may go on with links."""
+    return str(error).partition(". ")[0]
 
 
 def _check_key(result: QuicConfiguration, names: tuple[str, str]) -> None:
@@ -92,14 +120,8 @@ def _check_key(result: QuicConfiguration, names: tuple[str, str]) -> None:
         raise LocalError(f"the private key {names[1]} does not belong to the certificate {names[0]}")
 
 
-def provisioned_rate(congestion_control: str, rate: str | float | None) -> float | None:
-    """The provisioned rate in bit/s, None for a standard controller. Raises `LocalError` if the two do not fit."""
-    if rate is not None:
-        if congestion_control not in ("rate", "cubic"):
-            raise LocalError(f"rate= goes with congestion_control='rate', not {congestion_control!r}")
-        return parse_rate(rate)
-    if congestion_control == "rate":
-        raise LocalError("congestion_control='rate' needs rate=, for example rate='50Mbps'")
-    if congestion_control not in ("cubic", "reno"):
-        raise LocalError(f"congestion_control must be 'cubic', 'reno' or 'rate', not {congestion_control!r}")
-    return None
+def check_token(token: object) -> None:
+    """Raises `LocalError` for a credential that OPEN cannot carry, or an empty one, which would admit everybody."""
+    if token is not None and (not isinstance(token, str) or not 0 < len(token) <= MAX_CREDENTIAL):
+        given = f"{len(token)} of them" if isinstance(token, str) else described(token)
+        raise LocalError(f"token is a text of 1 to {MAX_CREDENTIAL} characters, not {given}")

@@ -1,7 +1,8 @@
 """A QUIC connection that carries hand-offs: frames to and from the transfer layer, still sans-IO.
 
-One sender or receiver per transfer, named by the stream id of the transfer's bidirectional stream (wire-format
-section 1). Frames are chosen when a packet is really built; packet fates go straight to the sender they belong to.
+One sender or receiver per transfer, named by the stream id of the transfer's bidirectional stream (docs/wire.md §3).
+Frames are chosen when a packet is really built; packet fates go straight to the sender they belong to. Rows are those
+of docs/wire.md §10.
 """
 
 from __future__ import annotations
@@ -33,31 +34,6 @@ _TYPES = {
     FrameKind.REPAIR: frames.REPAIR,
 }
 _TYPE_BYTES = {kind: varint.encode(frame_type) for kind, frame_type in _TYPES.items()}
-
-
-def _planned(
-    sender: Sender, now: float, max_packets: int, space: int, out: bytearray, stride: int, offset: int
-) -> FrameRun:
-    """The sender's next frames, written where `Extension.next_run` wants them."""
-    run = FrameRun([], [])
-    for outgoing in sender.plan(now, max_packets, space):
-        data = _TYPE_BYTES[outgoing.kind] + outgoing.frame.body()
-        start = len(run.lengths) * stride + offset
-        out[start : start + len(data)] = data
-        run.lengths.append(len(data))
-        run.tokens.append(None if outgoing.token is None else (sender, outgoing.token))
-    return run
-
-
-def _received(receiver: Receiver, packets: Sequence[Symbol], now: float) -> list[Event]:
-    """Hands symbols of the fast path to their receiver."""
-    batch: list[frames.SourceFrame | frames.RepairFrame] = []
-    for packet in packets:
-        if len(packet) == 2:
-            batch.append(frames.SourceFrame(receiver.transfer_id, packet[0], packet[1]))
-        else:
-            batch.append(frames.RepairFrame(frames.RepairHeader(*packet[:8]), packet[8]))
-    return receiver.receive_batch(batch, now)
 
 
 @dataclass
@@ -131,7 +107,7 @@ class PfecConnection(FastReceiveConnection):
         self._closed_below = [-1, -1]  # by initiator
         self._path_s = -1.0
 
-    # negotiation (wire-format section 3)
+    # negotiation (docs/wire.md §2)
 
     def local_parameter(self) -> tuple[int, bytes] | None:
         if not self._enabled:
@@ -248,7 +224,7 @@ class PfecConnection(FastReceiveConnection):
         for index in range(len(packets)):
             receiver = self.open_receiver(transfer_id, now)
             if receiver is not None:  # each that is dropped is counted
-                for event in _received(receiver, packets[index:], now):
+                for event in receiver.receive_symbols(packets[index:], now):
                     self.emit(TransferEvent(transfer_id, event))
                 return
 
@@ -288,7 +264,11 @@ class PfecConnection(FastReceiveConnection):
         if not self.senders:
             return False
         self._refresh_paths(now)
-        return any(sender.ready(now) for sender in self.senders.values())
+        return any(self._ready(sender, now) for sender in self.senders.values())
+
+    def _ready(self, sender: Sender, now: float) -> bool:
+        # Frames of a stream that the peer has not granted yet would close the connection (row 31).
+        return self.may_open(sender.transfer_id) and sender.ready(now)
 
     def fills_packets(self, space: int) -> bool:
         smallest = min((sender.symbol_size for sender in self.senders.values()), default=0)
@@ -298,16 +278,16 @@ class PfecConnection(FastReceiveConnection):
         self, now: float, max_packets: int, space: int, out: bytearray, stride: int, offset: int
     ) -> FrameRun | None:
         for sender in self._by_deadline():
-            if not sender.ready(now):
+            if not self._ready(sender, now):
                 continue
-            run = _planned(sender, now, max_packets, space, out, stride, offset)
+            run = sender.plan_into(now, max_packets, space, out, stride, offset)
             if run.lengths:
-                return run
+                return FrameRun(run.lengths, [None if token is None else (sender, token) for token in run.tokens])
         return None
 
     def next_frame(self, now: float, space: int) -> OutFrame | None:
         for sender in self._by_deadline():
-            if not sender.ready(now):
+            if not self._ready(sender, now):
                 continue
             for outgoing in sender.plan(now, 1, space):
                 token = None if outgoing.token is None else (sender, outgoing.token)

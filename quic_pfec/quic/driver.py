@@ -22,6 +22,7 @@ from aioquic.quic.events import (
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from quic_pfec.quic.compat import ExtensionConnection
+from quic_pfec.quic.handshake import failure
 from quic_pfec.quic.udp import UdpSocket
 
 __all__ = ["ExtensionProtocol", "Router"]
@@ -108,9 +109,11 @@ class ExtensionProtocol(Generic[C]):
         """Raises ConnectionError with the reason when the handshake fails."""
         await self._settled.wait()
         if self.terminated is not None or not self.quic.handshake_complete:
-            reason = "closed" if self.terminated is None else self.terminated.reason_phrase
-            code = 0 if self.terminated is None else self.terminated.error_code
-            raise ConnectionError(f"the handshake failed: {reason or 'no reason given'} (0x{code:x})")
+            end = self.terminated
+            # A server judges our certificate only after we have seen the handshake complete.
+            ours = not self.quic.handshake_complete
+            why = "closed" if end is None else failure(end.error_code, end.reason_phrase, ours=ours)
+            raise ConnectionError(f"the handshake failed: {why}")
 
     async def wait_closed(self) -> None:
         """Returns when nothing of the connection is left on the loop."""

@@ -36,9 +36,10 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from quic_pfec.quic.compat import ExtensionConnection
 from quic_pfec.quic.configuration import configuration
+from quic_pfec.quic.congestion import Congestion
 from quic_pfec.quic.connection import PfecConnection
 from quic_pfec.quic.driver import ExtensionProtocol
-from quic_pfec.quic.rate import rate_control
+from quic_pfec.quic.handshake import unanswered, until_refused
 from quic_pfec.quic.udp import UdpSocket
 
 __all__ = ["ExtensionProtocol", "Listener", "configuration", "listen", "open_connection"]
@@ -236,11 +237,11 @@ async def listen(
     make_protocol: Callable[[Any], ExtensionProtocol[Any]],
     connection_class: type[ExtensionConnection] = PfecConnection,
     options: Mapping[str, Any] | None = None,
-    rate_bps: float | None = None,
+    congestion: Congestion | None = None,
     max_connections: int = 256,
     retry: bool = False,
 ) -> Listener:
-    """Bind a server; port 0 takes any. `options` go to `setup` of every connection, `rate_bps` to its controller.
+    """Bind a server; port 0 takes any. `options` go to `setup` of every connection; `congestion` is its controller.
 
     Beyond `max_connections` clients are refused at once. `retry` makes every client prove its address first, at the
     cost of a round trip. Raises OSError when the address cannot be bound.
@@ -250,7 +251,7 @@ async def listen(
     return Listener(
         sock,
         configuration=configuration,
-        make_connection=_connection_maker(connection_class, configuration, options, rate_bps),
+        make_connection=_connection_maker(connection_class, configuration, options, congestion),
         make_protocol=make_protocol,
         max_connections=max_connections,
         retry=retry,
@@ -266,17 +267,17 @@ async def open_connection(
     make_protocol: Callable[[Any], P],
     connection_class: type[ExtensionConnection] = PfecConnection,
     options: Mapping[str, Any] | None = None,
-    rate_bps: float | None = None,
+    congestion: Congestion | None = None,
     timeout_s: float = 10.0,
 ) -> AsyncIterator[P]:
     """Connect to a server and close on exit. Arguments as in `listen`.
 
     A host with several addresses is tried in the order of the resolver, each but the last for one second. Raises
-    ConnectionError when none completes the handshake within `timeout_s`, OSError when the name cannot be resolved.
+    ConnectionError when none completes the handshake within `timeout_s`, or the name cannot be resolved.
     """
     if configuration.server_name is None:
         configuration = dataclasses.replace(configuration, server_name=host)
-    make_connection = _connection_maker(connection_class, configuration, options, rate_bps)
+    make_connection = _connection_maker(connection_class, configuration, options, congestion)
     addresses = await _resolve(host, port, passive=False)
     give_up = time.monotonic() + timeout_s
     for index, (family, address) in enumerate(addresses):
@@ -288,7 +289,7 @@ async def open_connection(
         if protocol is not None:
             break
     else:
-        raise ConnectionError(f"no answer from {host}:{port} within {timeout_s:g} s")
+        raise ConnectionError(unanswered(host, port, f"within {timeout_s:g} s"))
     try:
         yield protocol
     finally:
@@ -316,7 +317,7 @@ async def _attempt(
         protocol.start(address)
         try:
             async with asyncio.timeout(timeout_s):
-                await protocol.wait_connected()
+                await _connected_or_refused(protocol, address)
         except TimeoutError:
             return None, udp
         connected = True
@@ -328,16 +329,30 @@ async def _attempt(
             udp.close()
 
 
+async def _connected_or_refused(protocol: ExtensionProtocol[Any], address: NetworkAddress) -> None:
+    connected = asyncio.ensure_future(protocol.wait_connected())
+    refused = asyncio.ensure_future(until_refused(address))
+    try:
+        await asyncio.wait((connected, refused), return_when=asyncio.FIRST_COMPLETED)
+        if not connected.done():
+            raise ConnectionError(unanswered(str(address[0]), int(address[1]), "(the host says nothing listens there)"))
+        connected.result()
+    finally:
+        for task in (connected, refused):
+            task.cancel()
+        await asyncio.gather(connected, refused, return_exceptions=True)
+
+
 def _connection_maker(
     connection_class: type[ExtensionConnection],
     configuration: QuicConfiguration,
     options: Mapping[str, Any] | None,
-    rate_bps: float | None,
+    congestion: Congestion | None,
 ) -> Callable[..., ExtensionConnection]:
     def make(**arguments: Any) -> ExtensionConnection:
         quic = connection_class(configuration=configuration, options=options, **arguments)
-        if rate_bps is not None:
-            quic.set_congestion_control(*rate_control(rate_bps, max_datagram_size=configuration.max_datagram_size))
+        if congestion is not None:
+            congestion.install(quic, configuration.max_datagram_size)
         return quic
 
     return make
@@ -346,7 +361,10 @@ def _connection_maker(
 async def _resolve(host: str, port: int, *, passive: bool) -> list[tuple[int, NetworkAddress]]:
     loop = asyncio.get_running_loop()
     flags = socket.AI_PASSIVE if passive else 0
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a name that cannot be one
+        raise ConnectionError(f"there is no host {host!r}: {error}") from None
     return [(int(info[0]), info[4]) for info in found]
 
 

@@ -212,6 +212,8 @@ class FastSendConnection(ExtensionConnection):
             path.bytes_sent += sum(sizes)
             self._settle(now, sizes)
             self._send_sizes(sizes, path.addr, send)
+        else:  # more may have been asked of the pacer than there was to send
+            self._pacing_at = (self._own_pacer or self._loss._pacer).next_send_time(now=now)
 
     def _allowance(self, now: float) -> tuple[int, int]:
         """Packets that congestion window and pacer allow now, and the room of a frame in each; 0 packets: none.

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.prepared import hash_tokens
-from quic_pfec.kv.received import ReceivedKV
+from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
+from quic_pfec.quic.journal import Entry
 from quic_pfec.transfer.receiver import Event, Frozen, ManifestReceived, Receiver, ReceiverStats
 from quic_pfec.transfer.report import to_bitmap
 from quic_pfec.wire import messages
@@ -30,77 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quic_pfec")
 
+TOKEN_SIZE = 4  # bytes of an id in TOKENS
 SETTLE_S = 0.05  # before the deadline, incomplete units are filed as they are; what still comes replaces them
 SETTLE_UNITS = 8  # at a time: about 0.3 ms of the event loop
-TEXT_CHARS = 1000  # characters in one TEXT message, far below its limit in bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A hand-off was let in: where its units go, how it will be named, how to give its place back."""
-
-    assembler: Assembler
-    handle: int
-    release: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Freeze:
-    """The hand-off as it stood when it froze. `finish` turns it into a cache; it may run in a worker thread."""
-
-    manifest: Manifest
-    handle: int
-    frozen_s: float
-    deadline_s: float
-    _assembler: Assembler
-    _partial: list[tuple[int, bytes, list[tuple[int, int]]]]
-
-    def finish(self) -> ReceivedKV:
-        """Files what came of incomplete units and ends the assembly. Call it once."""
-        for unit, data, ranges in self._partial:
-            self._assembler.write_partial(unit, data, ranges)
-        kv = self._assembler.finish("zero" if self.manifest.missing == "zero" else "mask")
-        return ReceivedKV(self.manifest, kv, self.handle, self.frozen_s, self.deadline_s)
-
-
-class Handler(Protocol):
-    """What an endpoint does with hand-offs. `token`: what a sender must present, None = nothing."""
-
-    token: str | None
-
-    def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
-        """Lets a hand-off in, reserving its memory. Raises Refusal."""
-
-    async def received(self, freeze: Freeze, request: messages.Generate | None, reply: Reply) -> None:
-        """Uses a frozen hand-off; the transfer's stream ends when this returns."""
-
-    async def resumed(self, request: messages.Generate, reply: Reply) -> None:
-        """Serves a later request on a handle. Raises Refusal."""
-
-
-class Reply:
-    """The receiver's half of a transfer stream. All methods but `cancelled` belong to the event loop's thread."""
-
-    def __init__(self, send: Callable[[messages.Message], None]) -> None:
-        self._send = send
-        self.cancelled = False
-        """Set when nobody reads any more: work for this reply should stop. Safe to read from any thread."""
-
-    def decoding(self, frozen_s: float, started_s: float) -> None:
-        self._send(messages.Decoding(max(0, int((started_s - frozen_s) * 1e6)), started_s))
-
-    def text(self, text: str, token: int, index: int) -> None:
-        for start in range(0, max(1, len(text)), TEXT_CHARS):
-            self._send(messages.Text(text[start : start + TEXT_CHARS], token, index))
-
-    def scores(self, predictions: tuple[int, ...]) -> None:
-        self._send(messages.Scores(predictions))
-
-    def done(self, reason: str, tokens: int) -> None:
-        self._send(messages.Done(reason, tokens))
-
-    def failed(self, code: AppCode, reason: str) -> None:
-        self._send(messages.Failed(code, reason[: messages.MAX_REASON]))
 
 
 class Incoming:
@@ -118,8 +51,11 @@ class Incoming:
         self._deadline_s: float | None = None  # stream mode only; else the receiver keeps it
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._request: messages.Generate | None = None
+        self._stand_by: StandBy | None = None
         self._started = asyncio.Event()
+        self._tokens: NDArray[np.uint32] | None = None  # kept for "recompute" alone
         self._tokens_hash: bytes | None = None
+        self._granted_s = 0.0
         self._admission: Admission | None = None
         self._settled: dict[int, int] = {}
         self._settle_timer: asyncio.TimerHandle | None = None
@@ -128,6 +64,9 @@ class Incoming:
         self._task: asyncio.Task[None] | None = None
         self._reply = Reply(self._send)
         self._reserved_bytes = 0
+        self._began_s = time.monotonic()
+        self._refusal: Refusal | None = None
+        self._received_s: float | None = None
         timeout_s = protocol.limits.manifest_timeout_us / 1e6
         self._opening_timer = asyncio.get_running_loop().call_later(timeout_s, self._opening_overdue)
 
@@ -194,10 +133,13 @@ class Incoming:
             if self._opening is None:
                 self._resume(message)
         elif isinstance(message, messages.Tokens):
-            self._tokens_hash = hash_tokens(np.frombuffer(message.data, dtype="<u4"))
-            self._tokens_fit()
+            self._on_tokens(message)
         elif isinstance(message, messages.Start):
+            if self._recomputes and self._tokens is None:
+                self.refuse(Refusal(AppCode.UNSUPPORTED, "missing=recompute needs the token ids, which did not come"))
+                return
             self._started.set()
+            self._expect()
         elif isinstance(message, messages.Unit):
             self._on_unit(message)
 
@@ -232,7 +174,7 @@ class Incoming:
         receiver.note_remaining(remaining_s, now)
         for event in receiver.receive_manifest(opening.manifest, now):
             self.on_event(event)
-        self._try_admit()
+        self._on_manifest(opening.manifest)  # its event, where frames brought it first, may still be on its way
 
     def _on_manifest(self, data: bytes) -> None:
         if self._manifest is None:
@@ -262,8 +204,16 @@ class Incoming:
         remaining_s = deadline_s - now
         try:
             if not limits.min_deadline_us <= remaining_s * 1e6 <= limits.max_deadline_us:
-                raise Refusal(AppCode.DEADLINE, f"the deadline is {remaining_s * 1000:.1f} ms away, outside my limits")
-            self._reserve(sum(count * nbytes for count, nbytes in unit_runs(manifest)))
+                least_s, most_s = limits.min_deadline_us / 1e6, limits.max_deadline_us / 1e6
+                raise Refusal(
+                    AppCode.DEADLINE,
+                    f"the deadline is {remaining_s:.4f} s away; this receiver takes {least_s:g} to {most_s:g} s",
+                )
+            if self._recomputes and not manifest.tokens_hash:
+                raise Refusal(AppCode.UNSUPPORTED, "missing=recompute needs the token ids and their hash")
+            ids = manifest.first_token + manifest.tokens if self._recomputes else 0
+            self._reserve(sum(count * nbytes for count, nbytes in unit_runs(manifest)) + ids * TOKEN_SIZE)
+            self._granted_s = remaining_s
             self._admission = handler.admit(manifest, remaining_s)
         except Refusal as refusal:
             self.refuse(refusal)
@@ -271,6 +221,7 @@ class Incoming:
         if not self._tokens_fit():
             return
         self._send(messages.Accepted(self._admission.handle))
+        self._expect()
         if self._deadline_s is not None:
             loop = asyncio.get_running_loop()
             self._deadline_timer = loop.call_later(remaining_s, self._on_frozen)
@@ -291,6 +242,22 @@ class Incoming:
             raise Refusal(AppCode.BUSY, "the hand-offs of this connection would take too much memory together")
         protocol.admitted_bytes += nbytes
         self._reserved_bytes = nbytes
+
+    @property
+    def _recomputes(self) -> bool:
+        return self._manifest is not None and self._manifest.missing == "recompute"
+
+    def _on_tokens(self, message: messages.Tokens) -> None:
+        ids = np.frombuffer(message.data, dtype="<u4")
+        self._tokens_hash = hash_tokens(ids)
+        manifest = self._manifest
+        if not self._tokens_fit() or not self._recomputes or manifest is None:
+            return
+        context = manifest.first_token + manifest.tokens
+        if len(ids) != context:
+            self.refuse(Refusal(AppCode.TOKENS_MISMATCH, f"{len(ids)} token ids for a context of {context} tokens"))
+            return
+        self._tokens = ids
 
     def _tokens_fit(self) -> bool:
         """Token ids that came are those the manifest names; if not, the transfer is refused."""
@@ -316,16 +283,26 @@ class Incoming:
 
     # the freeze
 
+    def _expect(self) -> None:
+        """Once the hand-off is let in and its opening is whole, somebody may stand by for its freeze."""
+        admission, manifest, handler = self._admission, self._manifest, self._handler
+        if admission is None or manifest is None or handler is None or self._frozen or not self._started.is_set():
+            return
+        if self._stand_by is None:
+            self._stand_by = handler.expect(admission, manifest, self._request)
+
     def _settle(self) -> None:
         """Files incomplete units ahead of the deadline, a few at a time, so that little is left to do at the freeze."""
-        receiver, admission = self._receiver(), self._admission
-        if self._frozen or self._over or receiver is None or receiver.units is None or admission is None:
+        receiver, admission, manifest = self._receiver(), self._admission, self._manifest
+        if self._frozen or self._over or receiver is None or receiver.units is None:
             return
+        assert admission is not None
+        assert manifest is not None
         if receiver.stats.contradictions:  # a repair was poisoned: what was filed may have to be taken back
             return
         some = receiver.partial_units(self._settled, SETTLE_UNITS)
         for unit, data, ranges in some:
-            admission.assembler.write_partial(unit, data, ranges)
+            admission.assembler.write_partial(unit, data, ranges, whole_rows=manifest.missing != "zero")
             self._settled[unit] = receiver.units.present(unit)
         pause_s = 0.0 if some else SETTLE_S / 10
         self._settle_timer = asyncio.get_running_loop().call_later(pause_s, self._settle)
@@ -343,26 +320,41 @@ class Incoming:
                 self.close()
             return
         assembler = admission.assembler
-        if receiver is not None and self._deadline_s is None:
+        streamed = receiver is None or self._deadline_s is not None
+        frozen_s, deadline_s = now, self._deadline_s or now
+        partial: list[tuple[int, bytes, list[tuple[int, int]]]] = []
+        if receiver is not None and not streamed:
+            frozen_s = now if receiver.frozen_s is None else receiver.frozen_s
+            deadline_s = now if receiver.deadline_s is None else receiver.deadline_s
             partial = self._unsettled(receiver, assembler)
+        complete = to_bitmap(assembler.complete)
+        self._received_s = frozen_s - self._began_s
+        freeze = Freeze(
+            manifest, admission.handle, frozen_s, deadline_s, self._granted_s, assembler, partial, self._tokens
+        )
+        if self._stand_by is not None:  # before the report is written: decoding waits for this alone
+            self._stand_by.begin(freeze, self._reply)
+        self._report(freeze, None if streamed else receiver, complete)
+        self._task = asyncio.ensure_future(self._serve(freeze))
+
+    def _report(self, freeze: Freeze, receiver: Receiver | None, complete: bytes) -> None:
+        """Tells the peer what was there at the freeze. `receiver`: None in stream mode."""
+        manifest, assembler = freeze.manifest, freeze.assembler
+        known, recovered, recovered_digest, stats = b"", b"", 0, ReceiverStats()
+        if receiver is not None:
             known = receiver.known_bitmap()[: (manifest.symbols + 7) // 8]
             recovered, recovered_digest = receiver.recovered_symbols()
             stats, status = receiver.stats, receiver.status
-            frozen_s = receiver.frozen_s if receiver.frozen_s is not None else now
-            deadline_s = receiver.deadline_s if receiver.deadline_s is not None else now
             receiver.release()
         else:
-            partial, known, stats = [], b"", ReceiverStats()
-            recovered, recovered_digest = b"", 0
             status = AckStatus.COMPLETE if bool(assembler.complete.all()) else AckStatus.FROZEN
-            frozen_s, deadline_s = now, self._deadline_s or now
         self._send(
             messages.Report(
                 status=status,
-                frozen_early_us=int((deadline_s - frozen_s) * 1e6),
-                frozen_clock_s=frozen_s,
+                frozen_early_us=int((freeze.deadline_s - freeze.frozen_s) * 1e6),
+                frozen_clock_s=freeze.frozen_s,
                 known=known,
-                complete=to_bitmap(assembler.complete),
+                complete=complete,
                 corrupt=assembler.rejected,
                 recovered=recovered,
                 recovered_digest=recovered_digest,
@@ -371,8 +363,6 @@ class Incoming:
                 repairs_late=stats.repairs_late,
             )
         )
-        freeze = Freeze(manifest, admission.handle, frozen_s, deadline_s, assembler, partial)
-        self._task = asyncio.ensure_future(self._serve(freeze))
 
     def _unsettled(self, receiver: Receiver, assembler: Assembler) -> list[tuple[int, bytes, list[tuple[int, int]]]]:
         """What is still to be filed of incomplete units."""
@@ -386,8 +376,11 @@ class Incoming:
         handler = self._handler
         assert handler is not None
         try:
-            await self._wait_for_start()
-            await handler.received(freeze, self._request, self._reply)
+            if self._stand_by is not None:
+                await self._stand_by.finished()
+            else:
+                await self._wait_for_start()
+                await handler.received(replace(freeze, tokens=self._tokens), self._request, self._reply)
         except Refusal as refusal:
             self._reply.failed(refusal.code, refusal.reason)
         except asyncio.CancelledError:
@@ -445,6 +438,7 @@ class Incoming:
         """Tells the peer why not and ends the transfer; the connection stays."""
         if self._over:
             return
+        self._refusal = Refusal(refusal.code, refusal.reason)  # without a traceback, which would hold all of this
         self._send(messages.Refused(refusal.code, refusal.reason[: messages.MAX_REASON]), last=True)
         if self._stream_open:
             self._protocol.stop(self.transfer_id, refusal.code)
@@ -461,11 +455,14 @@ class Incoming:
             return
         self._over = True
         self._reply.cancelled = True
+        self._tokens = None
         self._opening_timer.cancel()
         self._protocol.admitted_bytes -= self._reserved_bytes
         for timer in (self._deadline_timer, self._settle_timer):
             if timer is not None:
                 timer.cancel()
+        if self._stand_by is not None:
+            self._stand_by.cancel()
         if self._admission is not None:
             self._admission.release()
         if self._task is not None and self._task is not asyncio.current_task():
@@ -474,6 +471,43 @@ class Incoming:
             self.transfer_id,
             admitted=self._admission is not None,
             waiting_for_stream=keep_outbox and bool(self._outbox),
+        )
+        if self._manifest is not None or self._request is not None or self._refusal is not None:
+            self._protocol.note(self._entry(given_up=not keep_outbox))
+
+    def _entry(self, given_up: bool) -> Entry:
+        """For the log: what became of it."""
+        manifest, admission, refusal = self._manifest, self._admission, self._refusal
+        complete = admission.assembler.complete if admission is not None else np.zeros(0, dtype=np.bool_)
+        again = self._opening is None and self._request is not None
+        kind: Literal["hand-off", "later turn", "credential check"] = "later turn" if again else "hand-off"
+        outcome: Literal["complete", "partial", "served", "accepted", "refused", "failed", "given up"]
+        if again and self._request is not None and self._request.handle == 0:
+            kind = "credential check"
+            if refusal is not None and refusal.code is not AppCode.UNAUTHORIZED:  # what it hopes to hear
+                refusal = None
+        if refusal is not None:
+            outcome = "refused"
+        elif self._reply.failure:
+            outcome = "failed"
+        elif given_up:
+            outcome = "given up"
+        elif again:
+            outcome = "served" if kind == "later turn" else "accepted"
+        else:
+            outcome = "complete" if bool(complete.all()) else "partial"
+        return Entry(
+            peer=self._protocol.peer,
+            kind=kind,
+            outcome=outcome,
+            total_s=time.monotonic() - self._began_s,
+            reason=str(refusal) if refusal is not None else self._reply.failure,
+            model="" if manifest is None else manifest.model,
+            tokens=0 if manifest is None else manifest.tokens,
+            blocks_complete=int(complete.sum()),
+            blocks_total=len(complete),
+            received_s=self._received_s,
+            generated=self._reply.generated,
         )
 
 

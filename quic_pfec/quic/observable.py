@@ -27,6 +27,12 @@ class ObservableConnection(QuicConnection):
         return self._close_pending or self._state in END_STATES
 
     @property
+    def close_cause(self) -> tuple[int, str]:
+        """Code and phrase of the close under way, whoever began it; (0, "") while there is none."""
+        event = self._close_event
+        return (0, "") if event is None else (event.error_code, event.reason_phrase)
+
+    @property
     def frame_space(self) -> int:
         """Bytes that one frame of ours, type included, can have in a packet of its own: 1,425 with the defaults."""
         return self._max_datagram_size - (3 + len(self._peer_cid.cid)) - 16
@@ -59,6 +65,16 @@ class ObservableConnection(QuicConnection):
         return self._loss.congestion_window
 
     @property
+    def congestion_control(self) -> str:
+        """Name of the controller: one of ours, or the one that aioquic was configured with."""
+        return str(getattr(self._loss._cc, "name", self._configuration.congestion_control_algorithm))
+
+    @property
+    def loss_threshold(self) -> float | None:
+        """Share of losses in a round trip that the controller bears; None where that is no matter of a threshold."""
+        return getattr(self._loss._cc, "loss_threshold", None)
+
+    @property
     def bytes_in_flight(self) -> int:
         return self._loss.bytes_in_flight
 
@@ -66,6 +82,10 @@ class ObservableConnection(QuicConnection):
     def peer_stream_limit(self) -> int:
         """How many bidirectional streams the peer may have opened so far: its ids stay below four times that."""
         return self._local_max_streams_bidi.value
+
+    def may_open(self, stream_id: int) -> bool:
+        """Whether the peer lets us use this bidirectional stream of ours now (RFC 9000 §4.6)."""
+        return stream_id // 4 < self._remote_max_streams_bidi
 
     def stream_backlog(self, stream_id: int) -> int:
         """Bytes written to a stream that have not been sent once; 0 for a stream that is over or was never used.

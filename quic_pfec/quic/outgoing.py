@@ -193,6 +193,8 @@ class Outgoing(Request):
         opening: list[messages.Message] = [messages.Open(remaining_us, manifest, mode, self._protocol.token)]
         if self.request is not None:
             opening.append(self.request)
+        if options.missing == "recompute" and kv.tokens is not None:
+            opening.append(messages.Tokens.from_ids(kv.tokens))
         self._protocol.send(self.stream_id, self._opening(opening), self.sender is not None)
         if self.sender is not None:
             quic.add_sender(self.sender)

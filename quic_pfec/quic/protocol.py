@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,7 +20,10 @@ from aioquic.quic.events import (
 
 from quic_pfec.quic.connection import PfecConnection, TransferEvent
 from quic_pfec.quic.endpoint import ExtensionProtocol
-from quic_pfec.quic.incoming import Handler, Incoming
+from quic_pfec.quic.handler import Handler
+from quic_pfec.quic.handshake import failure
+from quic_pfec.quic.incoming import Incoming
+from quic_pfec.quic.journal import Entry, Journal
 from quic_pfec.quic.outgoing import Request
 from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire.errors import AppCode, PeerError, Refusal
@@ -32,10 +36,13 @@ logger = logging.getLogger("quic_pfec")
 class PfecProtocol(ExtensionProtocol[PfecConnection]):
     """One connection with its incoming and outgoing hand-offs.
 
-    handler: what to do with incoming ones, None = refuse. token: the credential we present with outgoing ones.
+    handler: what to do with incoming ones, None = refuse. token: the credential we present with outgoing ones. journal:
+    where it is noted what became of incoming ones.
     """
 
-    def __init__(self, quic: PfecConnection, *, handler: Handler | None = None, token: str = "") -> None:
+    def __init__(
+        self, quic: PfecConnection, *, handler: Handler | None = None, token: str = "", journal: Journal | None = None
+    ) -> None:
         super().__init__(quic)
         self.handler = handler
         self.token = token
@@ -43,6 +50,7 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
         self.close_reason = ""
         self.admitted_bytes = 0
         """Destinations of the incoming hand-offs that are not over."""
+        self._journal = journal or Journal()
         self._incoming: dict[int, Incoming] = {}
         self._outgoing: dict[int, Request] = {}
         self._authorised = False
@@ -50,6 +58,18 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
     @property
     def limits(self) -> Limits:
         return self.quic.limits
+
+    @property
+    def peer(self) -> str:
+        """The peer's address and port."""
+        address = self.quic.get_peer_address()
+        if address is None:
+            return "unknown"
+        return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+    def note(self, entry: Entry) -> None:
+        """An incoming hand-off is over."""
+        self._journal.note(entry, time.monotonic())
 
     # credentials
 
@@ -71,7 +91,7 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
         try:
             self._dispatch(event)
         except PeerError as error:
-            logger.warning("closing a connection: %s", error)
+            logger.warning("%s closing the connection: %s", self.peer, error)
             self.quic.fail(error)
             self.transmit_soon()
 
@@ -125,7 +145,7 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
             outgoing.after_transmit()
 
     def _terminated(self, event: ConnectionTerminated) -> None:
-        self.close_reason = event.reason_phrase or f"code 0x{event.error_code:x}"
+        self.close_reason = failure(event.error_code, event.reason_phrase, ours=False)
         self._let_go()
 
     def _finish(self) -> None:
@@ -147,7 +167,9 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
     def begin(self, outgoing: Request) -> None:
         """Starts a hand-off or a request of ours and sends its first packets. Raises ConnectionError if it cannot."""
         if self.quic.is_closing:
-            raise ConnectionError(f"the connection is closed: {self.close_reason or 'by us'}")
+            code, phrase = self.quic.close_cause  # its event may still be under way
+            why = self.close_reason or (failure(code, phrase, ours=False) if code or phrase else "by us")
+            raise ConnectionError(f"the connection is closed: {why}")
         self._outgoing[outgoing.start()] = outgoing
         self.transmit()
 

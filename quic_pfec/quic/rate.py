@@ -6,6 +6,10 @@ still backs off is what random loss cannot imitate: a standing queue, seen in th
 delivery rate far below the sending rate, and persistent congestion (RFC 9002 §7.6). Repairs and resends are inside the
 rate: the pacer does not know what a packet carries. ECN is absent, because aioquic 1.7 drops the counts of ACK_ECN.
 
+A queue is known by the delay of the empty path, which a sender that came late, or that fills the link to the last bit,
+never sees. So every few seconds the rate dips for a moment. And where backing off does not remove the queue, somebody
+else keeps it: the rate then holds at a share of what it had, and dips to tell a queue from a path that got longer.
+
 Time is cut into slices of one minimal round trip, not of one packet-timed round: with a deep queue the latter get long
 exactly when a reaction is due. Pure: every method gets its time from the caller.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +26,10 @@ from aioquic.quic.congestion.base import QuicCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
 
 from quic_pfec.quantities import parse_rate
+from quic_pfec.quic.pacing import HEADER_BYTES, TokenBucket
 from quic_pfec.wire.errors import LocalError
 
-__all__ = ["RateController", "RatePacer", "rate_control"]
-
-HEADER_BYTES = 28
-"""IPv4 and UDP headers, counted with every datagram: the rate is one of bits on the wire."""
+__all__ = ["HEADER_BYTES", "RateController", "RatePacer", "rate_control"]
 
 RTT_WINDOW_S = 10.0  # minimum of the round-trip time over this long, as in BBR
 MIN_SLICE_S = 0.010  # shorter slices hold too few packets on a fast local path
@@ -35,7 +37,16 @@ QUEUE_FLOOR_S = 0.005  # a delay below this is the peer's ACK timer and scheduli
 QUEUE_SHARE = 0.5  # of the minimal round-trip time: above this, if it stays, it is a standing queue
 QUEUE_SLICES = 3
 QUEUE_BACKOFF = 0.85
-GIVE_UP_BACKOFFS = 6  # then the delay is not our queue: take it as the path's, or we would starve beside a TCP flow
+LEAST_SHARE = 0.4  # of what was delivered lately: a standing queue that stays is not ours, who yields more starves
+REMEMBERED_S = 60.0  # "lately"
+LEAST_HOLD_S = 1.0  # a share that was reached is held this long before it is lowered further
+DIP_SHARE = 0.5  # of the rate, to see the delay of the empty path
+DIP_FIRST_S = 2.0  # after the first packet; a hand-off is mostly shorter
+DIP_EVERY_S = 5.0  # as BBR's ProbeRTT
+DIP_S = 0.1  # or three round trips
+PATH_DELAY_MOVES_S = 0.002  # a delay that a dip moves less than this may be the path's own
+DIPS_IN_VAIN = 3  # then it is; another sender may fill one gap, hardly three
+DIP_AGAIN_S = 0.3
 SHORTFALL_SLICES = 4
 SHORTFALL = 0.6  # delivered below this share of the rate: more than random loss of 20 % explains
 SHORTFALL_PACKETS = 32  # fewer than this expected in the window say nothing
@@ -76,6 +87,8 @@ class RateController(QuicCongestionControl):
     round trip, plus 5 ms for acknowledgements that are sent late. The rate is kept by `RatePacer`.
     """
 
+    name = "rate"
+
     def __init__(self, *, rate_bps: float, max_datagram_size: int = 1452) -> None:
         super().__init__(max_datagram_size=max_datagram_size)
         self.cap_bps = parse_rate(rate_bps)
@@ -91,12 +104,23 @@ class RateController(QuicCongestionControl):
         self._rtts: deque[tuple[float, float]] = deque()  # (time, rtt), both rising: the head is the minimum
         self._last_rtt_s = 0.0
         self._last_sent_s = -math.inf
+        self._last_event_s = -math.inf
         self._slice: _Slice | None = None
         self._was_full = False
         self._full_run: deque[tuple[int, float]] = deque(maxlen=SHORTFALL_SLICES)  # (delivered, duration)
         self._queue_run = 0
         self._episode = 0  # back-offs on one standing queue
+        self._episode_least = 0.0
+        self._least_since_s = 0.0
+        self._delivered_rates: deque[tuple[float, float]] = deque()  # (time, rate), falling: the head is the maximum
         self._hold_until_s = -math.inf
+        self._dip_until_s = -math.inf
+        self._dip_next_s: float | None = None
+        self._dip_rtt_s = math.inf  # smallest during the dip
+        self._dip_before_s: float | None = None  # the delay before it, where that looked like a queue
+        self._dips_in_vain = 0  # in a row
+        self._dip_asked = False  # about this queue, because backing off did not remove it
+        self._queue_seen_s = -math.inf
         self._clean_run = 0
         self._delivered_rate = self._cap  # at the last back-off
         self._restart_target: float | None = None
@@ -110,7 +134,12 @@ class RateController(QuicCongestionControl):
 
     @property
     def rate_bytes_per_s(self) -> float:
-        return self._rate
+        """What the pacer keeps: the present rate, or half of it for a moment, to see the path without its queue."""
+        return DIP_SHARE * self._rate if self._dipping else self._rate
+
+    @property
+    def _dipping(self) -> bool:
+        return self._dip_until_s > self._last_event_s
 
     @property
     def min_rtt_s(self) -> float | None:
@@ -162,18 +191,23 @@ class RateController(QuicCongestionControl):
         current = self._advance(now)
         current.min_rtt_s = min(current.min_rtt_s, rtt)
         self._last_rtt_s = rtt
+        if self._dipping:
+            self._dip_rtt_s = min(self._dip_rtt_s, rtt)
         while self._rtts and self._rtts[-1][1] >= rtt:
             self._rtts.pop()
         self._rtts.append((now, rtt))
-        while self._rtts[0][0] < now - RTT_WINDOW_S:
+        # While a queue stands nobody sees the empty path: what was known of it stays, until a dip contradicts.
+        while self._rtts[0][0] < now - RTT_WINDOW_S < self._rtts[-1][0] and self._queue_seen_s < now - RTT_WINDOW_S:
             self._rtts.popleft()
         self._update_window(now)
 
     # ---- slices ------------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> _Slice:
+        self._last_event_s = now
         if self._slice is None:
             self._slice = _Slice(now)
+            self._dip_next_s = now + DIP_FIRST_S
         elif now - self._slice.start_s >= max(self.min_rtt_s or 0.0, MIN_SLICE_S):
             self._judge(self._slice, now)
             self._slice = _Slice(now)
@@ -181,16 +215,29 @@ class RateController(QuicCongestionControl):
 
     def _judge(self, ended: _Slice, now: float) -> None:
         duration_s = now - ended.start_s
+        self._note_delivered(ended.delivered / duration_s, now)
         resolved = ended.delivered + ended.lost
         if resolved:
             self.loss_share += (ended.lost / resolved - self.loss_share) / 8
+        if self._dip_until_s >= ended.start_s:
+            self._end_dip(now)
+            return
         full = ended.window_limited or ended.sent >= FULL * self._rate * duration_s
         if ended.window_limited or ended.sent >= USED * self._rate * duration_s:
             self._judge_queue(ended, now)
         self._judge_delivery(ended, now, duration_s, full)
         self._recover(ended, full)
         self._was_full = full
+        if full and self._dip_next_s is not None and now >= self._dip_next_s:
+            self._dip(now, ended)
         self._update_window(now)
+
+    def _note_delivered(self, rate: float, now: float) -> None:
+        while self._delivered_rates and self._delivered_rates[-1][1] <= rate:
+            self._delivered_rates.pop()
+        self._delivered_rates.append((now, rate))
+        while self._delivered_rates[0][0] < now - REMEMBERED_S:
+            self._delivered_rates.popleft()
 
     def _judge_queue(self, ended: _Slice, now: float) -> None:
         base_s, rtt_s = self.min_rtt_s, ended.min_rtt_s
@@ -198,17 +245,52 @@ class RateController(QuicCongestionControl):
             return
         if rtt_s <= base_s + self._queue_limit_s(base_s):
             self._queue_run = self._episode = 0
+            self._dips_in_vain = 0
+            self._dip_asked = False
             return
         self._queue_run += 1
+        self._queue_seen_s = now
         self._clean_run = 0
         if now < self._hold_until_s or self._queue_run < QUEUE_SLICES:
             return
+        delivered = ended.delivered / (now - ended.start_s)
+        if not self._episode:
+            self._episode_least = LEAST_SHARE * self._delivered_rates[0][1]
+        if self._rate <= self._episode_least:
+            if not self._dip_asked:
+                self._dip_asked = True
+                self._least_since_s = now
+                self._dip(now, ended)
+            if now < self._least_since_s + LEAST_HOLD_S:
+                return
+            self._least_since_s = now
+            self._episode_least *= QUEUE_BACKOFF
         self.queue_backoffs += 1
         self._episode += 1
-        self._back_off(QUEUE_BACKOFF * self._rate, ended.delivered / (now - ended.start_s), now, rtt_s)
-        if self._episode >= GIVE_UP_BACKOFFS:
-            self._rtts = deque([(now, rtt_s)])
-            self._episode = 0
+        self._back_off(max(QUEUE_BACKOFF * self._rate, self._episode_least), delivered, now, rtt_s)
+
+    def _dip(self, now: float, ended: _Slice) -> None:
+        self._dip_before_s = ended.min_rtt_s if self._queue_run else None
+        self._dip_until_s = now + max(DIP_S, 3 * self._last_rtt_s)
+        self._dip_next_s = now + DIP_EVERY_S
+        self._dip_rtt_s = math.inf
+        self._queue_run = 0
+        self._reset_runs()
+
+    def _end_dip(self, now: float) -> None:
+        """A slice with a dip in it is over; the dip may last. A delay that did not fall with the rate is the path's."""
+        if self._dipping or self._dip_before_s is None:
+            return
+        moved = abs(self._dip_rtt_s - self._dip_before_s) > PATH_DELAY_MOVES_S
+        self._dip_before_s = None
+        self._dips_in_vain = 0 if moved else self._dips_in_vain + 1
+        if 0 < self._dips_in_vain < DIPS_IN_VAIN:
+            self._dip_next_s = now + DIP_AGAIN_S
+        elif self._dips_in_vain:
+            self._rtts = deque([(now, self._dip_rtt_s)])
+            self._queue_seen_s = -math.inf
+            self._dips_in_vain = self._episode = 0
+            self._dip_asked = False
 
     def _judge_delivery(self, ended: _Slice, now: float, duration_s: float, full: bool) -> None:
         # The first full slice after a pause delivers nothing yet, and a slice that delivers nothing at all is an
@@ -276,7 +358,12 @@ class RateController(QuicCongestionControl):
     def _forget(self) -> None:
         self._rate = self._delivered_rate = self._cap
         self._slice = None
-        self._restart_target = None
+        self._restart_target = self._dip_before_s = None
+        self._dips_in_vain = 0
+        self._dip_asked = False
+        self._queue_seen_s = -math.inf
+        self._dip_until_s = -math.inf
+        self._delivered_rates.clear()
         self._queue_run = self._episode = 0
         self._hold_until_s = -math.inf
         self._reset_runs()
@@ -292,15 +379,8 @@ class RateController(QuicCongestionControl):
         self.congestion_window = max(least, int(self._rate * (gain * base_s + QUEUE_FLOOR_S)))
 
 
-class RatePacer:
-    """Token bucket in bytes on the wire, at the controller's present rate.
-
-    A burst is at most 1 ms worth or two packets, whichever is larger. Timers of an event loop come up to a few
-    milliseconds late, which on a slow link is several packets: whoever waited for the pacer may send in addition what
-    the lateness has cost, up to `catch_up_s`. Whoever had nothing to send gets no such credit.
-    """
-
-    MAX_DEBT_S = 0.1
+class RatePacer(TokenBucket):
+    """Token bucket in bytes on the wire, at the controller's present rate."""
 
     def __init__(
         self,
@@ -310,17 +390,12 @@ class RatePacer:
         burst_s: float = 0.001,
         catch_up_s: float = 0.004,
     ) -> None:
-        if burst_s < 0 or catch_up_s < 0:
-            raise LocalError("burst and catch-up cannot be negative")
+        super().__init__(max_datagram_size=max_datagram_size, burst_s=burst_s, catch_up_s=catch_up_s)
         self._controller = controller
-        self._packet = max_datagram_size + HEADER_BYTES
-        self._burst_s = burst_s
-        self._catch_up_s = catch_up_s
-        self._tokens = 2.0 * self._packet
-        self._time_s = -math.inf
-        self._due_s: float | None = None  # when whoever waits was told to come back
-        self._provisional = 0  # charged since the last `settle`
-        self.next_size: int | None = None
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        return self._controller.rate_bytes_per_s
 
     @property
     def rate_bps(self) -> float:
@@ -329,47 +404,6 @@ class RatePacer:
     @property
     def reduced(self) -> bool:
         return self._controller.rate_bps < self._controller.cap_bps
-
-    def next_send_time(self, now: float) -> float | None:
-        """None when a full packet may be sent now, else when that will be."""
-        self._refill(now)
-        missing = self._packet - self._tokens
-        if missing <= 1e-3:  # a thousandth of a byte: rounding must not cause a timer that cannot advance
-            self._due_s = None
-            return None
-        self._due_s = now + missing / self._controller.rate_bytes_per_s
-        return self._due_s
-
-    def update_after_send(self, now: float) -> None:
-        """One more packet is being built, of `next_size` or, until `settle` knows better, of full size."""
-        self._refill(now)
-        charge = self._packet if self.next_size is None else self.next_size + HEADER_BYTES
-        self.next_size = None
-        self._tokens -= charge
-        self._provisional += charge
-
-    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        """aioquic's pacer would take cwnd/RTT here; this one takes the controller's rate."""
-
-    def settle(self, now: float, datagram_sizes: Sequence[int]) -> None:
-        """Everything that left counts, packets with acknowledgements and of the handshake among it."""
-        self._refill(now)
-        self._tokens += self._provisional - sum(datagram_sizes) - HEADER_BYTES * len(datagram_sizes)
-        self._tokens = max(self._tokens, -self.MAX_DEBT_S * self._controller.rate_bytes_per_s)
-        self._provisional = 0
-        self.next_size = None
-
-    def _refill(self, now: float) -> None:
-        if now <= self._time_s:
-            return
-        rate = self._controller.rate_bytes_per_s
-        depth = max(self._burst_s * rate, 2.0 * self._packet)
-        if self._due_s is not None:
-            depth += rate * min(max(now - self._due_s, 0.0), self._catch_up_s)
-        if self._time_s > -math.inf:
-            self._tokens += rate * (now - self._time_s)
-        self._tokens = min(self._tokens, depth)
-        self._time_s = now
 
 
 def _sent_time(packet: QuicSentPacket) -> float:

@@ -1,18 +1,22 @@
 """The deterministic policies, each one rule of a few lines, and the registry that names them.
 
-A decision depends on the state alone: the sender may ask again before it sends anything, and what was not sent must
-not count. `window` says which coding set a policy's repairs use: "sack" = sent symbols not known to have arrived,
-"full" = everything after the decoded prefix (the paper's window).
+These classes are the specification, and the twins of schedule/policies.c, which `make_policy` hands out. A decision
+depends on the state alone: the sender may ask again before it sends anything, and what was not sent must not count. The
+parameters of a rule are the fields of its class; `compiled` makes other values as fast. `window` says which coding set
+a policy's repairs use: "sack" = sent symbols not known to have arrived, "full" = everything after the decoded prefix
+(the paper's window).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf, sqrt
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from quic_pfec.schedule.state import IDLE, REPAIR, RESEND, SOURCE, Action, State
+from quic_pfec.schedule.compiled import AVAILABLE, native
+from quic_pfec.schedule.flec import FlecRt
+from quic_pfec.schedule.state import IDLE, REPAIR, REPAIR_BURSTS, RESEND, SOURCE, Action, ActionKind, State
 
 Window = Literal["sack", "full"]
 
@@ -89,6 +93,32 @@ class Deficit:
         return REPAIR if state.can_repair and _spare(state) else IDLE
 
 
+_BURSTS = tuple(Action(ActionKind.REPAIR, count) for count in sorted(REPAIR_BURSTS, reverse=True))
+
+
+@dataclass(slots=True)
+class Epoch:
+    """As deficit, but it also expects a share of the losses in flight, and repairs in bursts of up to what is lacking.
+
+    alpha: the share of the expected loss in flight that is covered before it is known.
+    """
+
+    alpha: float = 0.3
+    window: Window = "sack"
+
+    def decide(self, state: State) -> Action:
+        loss = state.loss_short
+        lacking = state.feedback_deficit + self.alpha * loss * state.in_flight - (1.0 - loss) * state.repairs_in_flight
+        if state.can_repair:
+            room = min(state.budget_left, max(1, state.slots_left))
+            for burst in _BURSTS:
+                if burst.count <= min(lacking, room):
+                    return burst
+        if state.can_source:
+            return SOURCE
+        return REPAIR if state.can_repair and _spare(state) else IDLE
+
+
 @dataclass(slots=True)
 class Hybrid:
     """Resend what is known to be lost; code, late, over what a resend can no longer save; open nothing that cannot end.
@@ -126,6 +156,15 @@ def _paper_deficit() -> Policy:
     return Deficit(window="full")
 
 
+def _flec_window() -> Policy:
+    # One repair a loss: the stretches of a wide pruned head, which want several, would leave most losses without any.
+    return FlecRt("flec-rt-window", window="full")
+
+
+def _flec_spread() -> Policy:
+    return FlecRt("flec-rt-spread", window="full")
+
+
 _FACTORIES: dict[str, Callable[[], Policy]] = {
     "none": NoProtection,
     "fixed": Fixed,
@@ -133,18 +172,43 @@ _FACTORIES: dict[str, Callable[[], Policy]] = {
     "deficit": Deficit,
     # The paper's design with the deficit heuristic where its learned policy will stand: full window, no resends.
     "paper-deficit": _paper_deficit,
+    "epoch": Epoch,
+    "flec-rt": FlecRt,
+    "flec-rt-window": _flec_window,
+    "flec-rt-spread": _flec_spread,
     "hybrid": Hybrid,
 }
+_RULES: dict[type[Any], str] = {
+    NoProtection: "none", Fixed: "fixed", Arq: "arq", Deficit: "deficit", Epoch: "epoch", Hybrid: "hybrid",
+}  # fmt: skip
 
 POLICY_NAMES: tuple[str, ...] = tuple(_FACTORIES)
 
 
-def make_policy(name: str) -> Policy:
-    """Return a fresh policy for one transfer.
-
-    Raises ValueError naming the choices if `name` is none of `POLICY_NAMES`.
-    """
+def make_twin(name: str) -> Policy:
+    """A fresh policy in Python. Raises ValueError naming the choices if `name` is none of `POLICY_NAMES`."""
     try:
         return _FACTORIES[name]()
     except KeyError:
         raise ValueError(f"unknown scheduler {name!r}: choose one of {', '.join(POLICY_NAMES)}") from None
+
+
+def compiled(policy: Policy) -> Policy:
+    """The compiled form of a rule of ours, with the parameters that it has now; any other policy as it is.
+
+    A rule that remembers begins anew.
+    """
+    if type(policy) is FlecRt and AVAILABLE:
+        return native.Policy(policy.variant, policy.window, headroom=policy.headroom)
+    name = _RULES.get(type(policy))
+    if name is None or not AVAILABLE:
+        return policy
+    return native.Policy(name, **{field.name: getattr(policy, field.name) for field in fields(policy)})  # type: ignore[arg-type]
+
+
+def make_policy(name: str) -> Policy:
+    """Return a fresh policy for one transfer, compiled where that was built.
+
+    Raises ValueError naming the choices if `name` is none of `POLICY_NAMES`.
+    """
+    return compiled(make_twin(name))

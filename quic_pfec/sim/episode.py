@@ -1,6 +1,6 @@
 """One hand-off on the slot clock: the shipped sender and receiver, joined by a lossy link in virtual time.
 
-One packet a slot; the loss of slot t is the same for every scheme (scheduler note, section 10). Fates reach the sender
+One packet a slot; the loss of slot t is the same for every scheme. Fates reach the sender
 one round trip after the slot, feedback half a round trip after it was made. Nothing here decides anything: what is
 measured is what ships.
 """
@@ -61,7 +61,7 @@ class EpisodeResult:
     """What the receiver had at its deadline, beside the bound of the same losses.
 
     `wrong_symbols` counts known symbols that differ from the sender's: it must be 0. `carried`: uint8 per slot, the
-    `FrameKind` that it carried, 255 for none.
+    `FrameKind` that it carried, 255 for none. `known`: bool per symbol, received or decoded in time.
     """
 
     j_block: float
@@ -73,6 +73,7 @@ class EpisodeResult:
     frozen_slot: float
     trace: list[TraceRow] = field(default_factory=list)
     carried: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    known: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
 
 def unit_bytes(packets: int, symbol_size: int) -> int:
@@ -185,8 +186,10 @@ def run_episode(
     total = float(utility.sum())
     decoder = receiver._decoder
     wrong = 0
+    known = np.zeros(encoder.count, dtype=np.bool_)
     if decoder is not None:
         for start, stop in [(0, decoder.prefix), *decoder.known_ranges(encoder.count)]:
+            known[start:stop] = True
             wrong += sum(decoder.symbol(sid) != encoder.symbol(sid) for sid in range(start, stop))
     frozen_s = receiver.frozen_s if receiver.frozen_s is not None else deadline_s
     return EpisodeResult(
@@ -199,6 +202,7 @@ def run_episode(
         frozen_slot=frozen_s / slot_s,
         trace=trace,
         carried=carried,
+        known=known,
     )
 
 

@@ -191,6 +191,7 @@ class Link:
         "_channel",
         "_clock",
         "_corrupt",
+        "_dead",
         "_drawn",
         "_epoch_s",
         "_factory",
@@ -255,6 +256,7 @@ class Link:
         self._reorder_s = reorder_s
         self._noise_seed = noise_seed
         self._loss_from_start = loss_from_start
+        self._dead = False
         self._busy_until_s = float("-inf")
         self._now_s = float("-inf")
         self._epoch_s = 0.0
@@ -297,6 +299,30 @@ class Link:
         self._begun = True
         self._begin()
 
+    def change(
+        self, now: float, *, rate_bps: float | None = None, owd_s: float | None = None, dead: bool | None = None
+    ) -> None:
+        """From `now` on another rate or delay, or with `dead` an outage: everything sent is lost.
+
+        Packets that are in the queue keep the time at which they arrive. Slots keep their duration. Raises ValueError
+        for a value out of range.
+        """
+        self._advance_clock(now)
+        if rate_bps is not None:
+            if not rate_bps > 0:
+                raise ValueError(f"rate_bps must be positive, got {rate_bps!r}")
+            self._seconds_per_byte = 8 / rate_bps
+        if owd_s is not None:
+            if not owd_s >= 0:
+                raise ValueError(f"owd_s must not be negative, got {owd_s!r}")
+            self._owd_s = owd_s
+        if dead is not None:
+            self._dead = dead
+
+    def queue_delay_s(self, now: float) -> float:
+        """How long a packet that enters at `now` would wait before its first bit leaves."""
+        return max(0.0, self._busy_until_s - now)
+
     def send(self, now: float, size: int) -> Delivery | Drop:
         """A packet of `size` payload bytes enters at `now`: when it arrives, or why it does not."""
         self._advance_clock(now)
@@ -315,6 +341,9 @@ class Link:
         end_s = start_s + wire_bytes * self._seconds_per_byte
         self._busy_until_s = end_s
         due_s = end_s + self._owd_s
+        if self._dead:
+            stats.lost += 1
+            return Drop.CHANNEL
         if not self._begun:
             slot, flip = None, None
         else:

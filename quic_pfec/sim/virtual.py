@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quic_pfec.sim.link import Delivery, Link
 
-__all__ = ["Endpoint", "Livelock", "VirtualNetwork"]
+__all__ = ["Endpoint", "Livelock", "SharedNetwork", "VirtualNetwork"]
 
 # Enough for a transfer of a million packets with its feedback; a run that needs more says so.
 _MAX_EVENTS = 10_000_000
@@ -66,8 +66,9 @@ class VirtualNetwork:
         max_events: int = _MAX_EVENTS,
         max_events_at_once: int = _MAX_EVENTS_AT_ONCE,
     ) -> None:
-        self._endpoints = (first, second)
-        self._links = (forward, backward)
+        # Endpoints 2 i and 2 i + 1 talk to each other; the link of an endpoint is the one it sends into.
+        self._endpoints = [first, second]
+        self._links = [forward, backward]
         self._timers = [math.inf, math.inf]
         self._calls_in_vain = [0, 0]
         self._flying: list[tuple[float, int, int, bytes]] = []  # due, order of sending, receiver, datagram
@@ -95,17 +96,17 @@ class VirtualNetwork:
 
     def epoch(self) -> None:
         """Begin an experiment on both links now (see `Link.epoch`)."""
-        for link in self._links:
+        for link in dict.fromkeys(self._links):
             link.epoch(self._now_s)
 
     def run(self, until: float = math.inf, stop: Callable[[], bool] | None = None) -> float:
         """Run to `until` (events at that very time included), or until `stop` says so after an event, or until
         nothing is in flight and no timer is set. Returns the time reached.
 
-        Both endpoints are pulled first: what the caller did to them between runs takes effect. Without an event left
+        All endpoints are pulled first: what the caller did to them between runs takes effect. Without an event left
         before a finite `until`, time moves on to it. Raises Livelock.
         """
-        for index in (0, 1):
+        for index in range(len(self._endpoints)):
             self._poll(index)
         while stop is None or not stop():
             if not self._step(until):
@@ -117,8 +118,9 @@ class VirtualNetwork:
     def _step(self, until: float) -> bool:
         """Process the next event at or before `until`; False if there is none. Deliveries go before timers."""
         due_s = self._flying[0][0] if self._flying else math.inf
-        timer = 0 if self._timers[0] <= self._timers[1] else 1
-        next_s = min(due_s, self._timers[timer])
+        timer_s = min(self._timers)
+        timer = self._timers.index(timer_s)
+        next_s = min(due_s, timer_s)
         if next_s > until or next_s == math.inf:
             return False
         self._count(next_s)
@@ -161,7 +163,37 @@ class VirtualNetwork:
         for data in endpoint.pull(self._now_s):
             outcome = link.send(self._now_s, len(data))
             if isinstance(outcome, Delivery):
-                heapq.heappush(self._flying, (outcome.due_s, self._sent, 1 - index, outcome.apply(data)))
+                heapq.heappush(self._flying, (outcome.due_s, self._sent, index ^ 1, outcome.apply(data)))
             self._sent += 1
         timer = endpoint.next_timer()
         self._timers[index] = math.inf if timer is None else timer
+
+
+class SharedNetwork(VirtualNetwork):
+    """Several pairs of endpoints whose first ones all send into one link, `forward`: a bottleneck with one queue.
+
+    `pairs`: (first, second) endpoints; `backward`: the way back of each. Raises ValueError unless there is a pair and
+    each has a way back.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Endpoint, Endpoint]],
+        forward: Link,
+        backward: Sequence[Link],
+        *,
+        now: float = 0.0,
+        max_events: int = _MAX_EVENTS,
+        max_events_at_once: int = _MAX_EVENTS_AT_ONCE,
+    ) -> None:
+        if not pairs or len(pairs) != len(backward):
+            raise ValueError(f"{len(pairs)} pairs with {len(backward)} ways back")
+        (first, second), back = pairs[0], backward[0]
+        super().__init__(
+            first, second, forward, back, now=now, max_events=max_events, max_events_at_once=max_events_at_once
+        )
+        for (first, second), back in zip(pairs[1:], backward[1:], strict=True):
+            self._endpoints += [first, second]
+            self._links += [forward, back]
+            self._timers += [math.inf, math.inf]
+            self._calls_in_vain += [0, 0]

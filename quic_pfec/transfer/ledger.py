@@ -1,11 +1,14 @@
 """What the sender knows of every symbol: not sent, in flight, known lost, known to have arrived.
 
 The ledger is the one place where packet fates and the receiver's feedback meet. Neither is enough alone: QUIC's
-acknowledgements drop old ranges and show no rank, feedback frames can be lost (wire-format section 9).
+acknowledgements drop old ranges and show no rank, feedback frames can be lost (docs/wire.md §9). `Ledger` is the
+specification of the compiled one (`schedule._policy.Ledger`, schedule/ledger.c), which senders use: same names, same
+answers. `LossEstimate` is one and the same for both.
 """
 
 from __future__ import annotations
 
+from array import array
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -21,24 +24,36 @@ TURNS_PER_LOSS = 5  # repairs over one stretch of a wide head before the next: m
 class LossEstimate:
     """Loss seen on the path: eps, a moving average, and eps_L, the long-run mean with a prior.
 
-    `fates` and `losses` may be seeded from earlier transfers of the same connection.
+    `fates` and `losses` may be seeded from earlier transfers of the same connection. `values` holds fates, losses and
+    the moving average in one place, where also the compiled ledgers count: transfers of a connection share it.
     """
 
-    __slots__ = ("fates", "losses", "short")
+    __slots__ = ("values",)
 
     def __init__(self, fates: int = 0, losses: int = 0) -> None:
-        self.fates = fates
-        self.losses = losses
-        self.short = 0.05 if fates == 0 else min(0.6, max(0.002, losses / fates))
+        short = 0.05 if fates == 0 else min(0.6, max(0.002, losses / fates))
+        self.values = array("d", (fates, losses, short))
+
+    @property
+    def fates(self) -> int:
+        return int(self.values[0])
+
+    @property
+    def losses(self) -> int:
+        return int(self.values[1])
+
+    @property
+    def short(self) -> float:
+        return self.values[2]
 
     def add(self, lost: bool) -> None:
-        self.fates += 1
-        self.losses += lost
-        self.short = min(0.6, max(0.002, self.short + 0.01 * (lost - self.short)))
+        self.values[0] += 1
+        self.values[1] += lost
+        self.values[2] = min(0.6, max(0.002, self.short + 0.01 * (lost - self.short)))
 
     @property
     def long(self) -> float:
-        # Prior of one loss in twenty (scheduler note section 6): before any feedback this is 0.05.
+        # Prior of one loss in twenty (docs/decisions.md, "The scheduler"): before any feedback this is 0.05.
         return min(0.6, (self.losses + 1) / (self.fates + 20))
 
 
@@ -71,6 +86,11 @@ class Ledger:
         """Sent symbols not known to have arrived."""
         return self.in_flight + self.known_lost
 
+    @property
+    def losses_queued(self) -> int:
+        """Entries of the queue of known losses, those included that feedback has resolved."""
+        return len(self._lost_heap)
+
     # sending
 
     def send_source(self) -> tuple[int, int]:
@@ -101,17 +121,24 @@ class Ledger:
 
     # learning
 
-    def fate(self, token: int, delivered: bool, *, probe: bool = False) -> None:
-        """QUIC says what became of the packet that carried `token`. A `probe` is no observation of loss."""
+    def is_lost(self, sid: int) -> bool:
+        """Known to be lost, and not sent again since."""
+        return self._at[sid] == LOST
+
+    def fate(self, token: int, delivered: bool, *, probe: bool = False) -> bool:
+        """QUIC says what became of the packet that carried `token`: False if it had said so before.
+
+        A `probe` is no observation of loss.
+        """
         sid = self._tokens[token]
         self._tokens[token] = _SETTLED
         if sid == _SETTLED:
-            return
+            return False
         if not probe:
             self.loss.add(not delivered)
         if sid == _REPAIR:
             self.repairs_in_flight -= 1
-            return
+            return True
         self._fated = max(self._fated, sid + 1)
         if delivered:
             self._mark_known(sid)
@@ -120,6 +147,7 @@ class Ledger:
             self.in_flight -= 1
             self.known_lost += 1
             heappush(self._lost_heap, (float(self._priority[sid]), sid))
+        return True
 
     def _mark_known(self, sid: int) -> None:
         state = self._at[sid]
@@ -165,13 +193,13 @@ class Ledger:
                 return
             self.prefix += len(part)
 
-    # coding sets (wire-format section 4: head = presumed lost, always coded; tail = in flight, sampled)
+    # coding sets (docs/wire.md §4: head = presumed lost, always coded; tail = in flight, sampled)
 
     def sack_set(self, max_window: int, max_head_span: int) -> tuple[int, int, bytes, int, int]:
         """The unresolved symbols as (first_sid, head_span, head, tail_offset, tail_span). Needs unresolved > 0.
 
         A head that does not fit is coded in stretches, from the oldest on, and successive calls take turns: any subset
-        is legal (wire-format section 6), and what no repair names no repair can save.
+        is legal (docs/wire.md §4), and what no repair names no repair can save.
         """
         border = max(self.prefix, min(self._fated, self.next))
         heads = self.unresolved - (self.next - border)

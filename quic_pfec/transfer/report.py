@@ -1,4 +1,4 @@
-"""What a hand-off achieved, in the two measures of the project (DESIGN section 9).
+"""What a hand-off achieved, in the two measures of the project.
 
 J_block is the utility of complete units over all utility: the paper's definition. J_frac weighs each unit by the share
 of its symbols that is there. The receiver knows no utilities, so it reports bitmaps and the sender computes both.

@@ -1,6 +1,7 @@
-"""Symbols back to units: which fragment of which unit has arrived, and the bytes of a unit once it is there.
+"""Symbols back to units: which fragment of which unit has arrived.
 
-A unit (a KV block) is opaque here: a number of bytes. What a finished unit means is the sink's affair.
+A unit (a KV block) is opaque here: a number of bytes. What a finished unit means is the sink's affair. The table is
+shared: the codec's Intake files the symbols that are plain, a batch in one call, and this module the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from quic_pfec.fec.codec import Intake
 from quic_pfec.wire.frames import UNIT_HEADER_SIZE, unpack_unit_header
 
 DIGEST_SIZE = 8
@@ -28,12 +30,6 @@ class DigestSink:
     def write_unit(self, unit: int, data: bytes) -> bool:
         body = memoryview(data)
         return xxhash.xxh3_64_intdigest(body[:-DIGEST_SIZE], seed=unit) == int.from_bytes(body[-DIGEST_SIZE:], "little")
-
-
-class SymbolSource(Protocol):
-    """The part of the codec's Decoder that gives symbols back."""
-
-    def symbol(self, sid: int, /) -> memoryview: ...
 
 
 class FragmentTaken(ValueError):
@@ -91,24 +87,24 @@ class UnitTable:
         """Fragments of `unit` that have arrived."""
         return int(self.fragments[unit] - self._missing[unit])
 
-    def collect(self, unit: int, symbols: SymbolSource) -> tuple[bytes, list[tuple[int, int]]]:
-        """The unit's bytes, zero where nothing came, and the (start, stop) byte ranges that did come."""
-        size = int(self.sizes[unit])
-        data = bytearray(size)
+    def attach(self, intake: Intake) -> None:
+        """From now on `intake` files symbols in this table too: those that no rule is about, without a call each."""
+        intake.bind(self.sizes, self._base, self._sid_of, self._missing)
+
+    def ranges(self, unit: int) -> list[tuple[int, int]]:
+        """The byte ranges (start, stop) of `unit` that came, ascending; neighbours joined."""
+        size, base = int(self.sizes[unit]), int(self._base[unit])
         ranges: list[tuple[int, int]] = []
-        base = int(self._base[unit])
-        for fragment in range(int(self.fragments[unit])):
-            sid = int(self._sid_of[base + fragment])
+        for fragment, sid in enumerate(self._sid_of[base : base + int(self.fragments[unit])].tolist()):
             if sid < 0:
                 continue
             start = fragment * self.payload
             stop = min(size, start + self.payload)
-            data[start:stop] = symbols.symbol(sid)[UNIT_HEADER_SIZE : UNIT_HEADER_SIZE + stop - start]
             if ranges and ranges[-1][1] == start:
                 ranges[-1] = (ranges[-1][0], stop)
             else:
                 ranges.append((start, stop))
-        return bytes(data), ranges
+        return ranges
 
     def partial_units(self) -> list[int]:
         """Units that have some fragments but not all. One that failed its digest is no good in part either."""

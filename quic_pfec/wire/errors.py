@@ -54,6 +54,8 @@ class AppCode(IntEnum):
     """The endpoint failed for a reason of its own."""
     MESSAGE_ERROR = 0x10C
     """A message of the transfer stream is malformed, too long, unknown or out of order."""
+    UNKNOWN_HANDLE = 0x10D
+    """The handle of a later turn or of an increment's base was never given, or has expired."""
 
 
 class LocalError(ValueError):

@@ -1,4 +1,4 @@
-"""The four frames of the extension: frozen dataclasses, their bytes, and their parsers (wire-format section 4).
+"""The four frames of the extension: frozen dataclasses, their bytes, and their parsers (docs/wire.md §4).
 
 SOURCE carries one symbol, REPAIR one combination of symbols, PFEC_ACK the receiver's knowledge, MANIFEST a fragment of
 the description of the transfer. All travel in 1-RTT packets only. Parsers start behind the frame type, which the

@@ -1,4 +1,4 @@
-"""The manifest: what a transfer is about, in one packet (wire-format section 8).
+"""The manifest: what a transfer is about, in one packet (docs/wire.md §6).
 
 It gives the geometry of the cache, from which both ends derive the same units and the same number of symbols, so no map
 of blocks has to travel. It is the first structured thing that an endpoint reads from a peer and decides how much memory

@@ -1,4 +1,4 @@
-"""Messages of the transfer stream: the reliable half of a hand-off (wire-format section 8).
+"""Messages of the transfer stream: the reliable half of a hand-off (docs/wire.md §7).
 
 A transfer's bidirectional stream carries what must not be lost: the opening (manifest, token ids, generation request)
 one way, the answer (acceptance, report, generated text) the other way; and the units themselves where the peer lacks
@@ -23,28 +23,10 @@ from quic_pfec.wire.frames import AckStatus
 from quic_pfec.wire.limits import MAX_UNITS, Limits
 
 __all__ = [
-    "STREAM_PREAMBLE",
-    "STREAM_TYPE",
-    "Accepted",
-    "Decoding",
-    "Done",
-    "Failed",
-    "Generate",
-    "Kind",
-    "Message",
-    "MessageReader",
-    "Open",
-    "Refused",
-    "Report",
-    "Role",
-    "Scores",
-    "Start",
-    "Text",
-    "Tokens",
-    "Unit",
-    "encode_message",
-    "one_line",
-]
+    "STREAM_PREAMBLE", "STREAM_TYPE", "Accepted", "Decoding", "Done", "Failed", "Generate", "Kind", "Message",
+    "MessageReader", "Open", "Refused", "Report", "Role", "Scores", "Start", "Text", "Tokens", "Unit",
+    "encode_message", "one_line",
+]  # fmt: skip
 
 STREAM_TYPE = 0x3A18E740
 """First varint on a transfer stream; the transport parameter's number."""
@@ -58,6 +40,7 @@ MAX_SCORE_TOKENS = 4096
 MAX_TEXT = 4096
 MAX_REASON = 256
 MAX_CREDENTIAL = 256
+MAX_MODE = 16
 UNIT_ID_SIZE = 3
 _TOKEN_SIZE = 4
 
@@ -184,10 +167,15 @@ class Report(_Body, frozen=True):
 
 
 class Decoding(_Body, frozen=True):
-    """The first decoding step has begun; the clock is that of REPORT."""
+    """The first decoding step has begun; the clock is that of REPORT.
+
+    `missing_used` is what was done about missing rows where "recompute" was asked for: that, or "mask" where there was
+    no time. In all other transfers it is empty and not written: readers of earlier releases refuse a third element.
+    """
 
     started_after_freeze_us: _Count
     clock_s: _Clock
+    missing_used: Annotated[str, msgspec.Meta(max_length=MAX_MODE)] = ""
 
 
 class Text(_Body, frozen=True):
@@ -427,7 +415,7 @@ def encode_message(message: Message) -> bytes:
     else:
         if isinstance(message, Refused | Failed):
             message = msgspec.structs.replace(message, reason=one_line(message.reason))
-        kind, parts = _KINDS[type(message)], [_encoder.encode(message)]
+        kind, parts = _KINDS[type(message)], [_encoder.encode(_fields(message))]
     if kind is not Kind.UNIT:
         try:
             _parse(kind, memoryview(b"".join(parts)))
@@ -435,6 +423,12 @@ def encode_message(message: Message) -> bytes:
             raise LocalError(error.reason) from error
     length = sum(map(len, parts))
     return b"".join((varint.encode(kind), varint.encode(length), *parts))
+
+
+def _fields(message: _Body) -> _Body | tuple[int, float]:
+    if isinstance(message, Decoding) and not message.missing_used:
+        return message.started_after_freeze_us, message.clock_s
+    return message
 
 
 def one_line(text: str, limit: int = MAX_REASON) -> str:
@@ -463,6 +457,8 @@ def _parse(kind: Kind, body: memoryview) -> Message:
     # Reasons reach logs and terminals.
     if isinstance(message, Refused | Failed | Done) and not message.reason.isprintable():
         raise _fault(f"{kind.name}: a reason that is not printable")
+    if isinstance(message, Decoding) and not message.missing_used.isprintable():
+        raise _fault("DECODING: a mode that is not printable")
     return message
 
 
@@ -478,7 +474,7 @@ def _longest_bodies(limits: Limits) -> dict[Kind, int]:
         Kind.ACCEPTED: rest,
         Kind.REFUSED: 4 * MAX_REASON + rest,
         Kind.REPORT: 2 * _bitmap_size(limits.max_symbols) + MAX_UNITS // 8 + 2 * rest,
-        Kind.DECODING: rest,
+        Kind.DECODING: 4 * MAX_MODE + rest,
         Kind.TEXT: 4 * MAX_TEXT + rest,
         Kind.SCORES: 5 * MAX_SCORE_TOKENS + rest,
         Kind.DONE: 4 * MAX_REASON + rest,

@@ -1,4 +1,4 @@
-"""The transport parameter by which both sides agree to speak the extension (wire-format section 3).
+"""The transport parameter by which both sides agree to speak the extension (docs/wire.md §2).
 
 An unknown frame type closes a QUIC connection (RFC 9000 §12.4), so nothing may be sent before this parameter was seen.
 Each endpoint states what it accepts as a receiver; a sender stays within the peer's values and its own.
@@ -25,7 +25,7 @@ PARAMETER_ID = 0x3A18E740
 """Experimental and unregistered."""
 VERSION = 1
 SCHEME_RLC = 1 << 0
-"""Scheme bit 0: random linear code of fixed degree over GF(2^8) (wire-format section 5)."""
+"""Scheme bit 0: random linear code of fixed degree over GF(2^8) (docs/wire.md §5)."""
 
 _DEFAULT = Limits()
 

@@ -170,6 +170,71 @@ def poisoned(data: bytes) -> None:
     assert (decoder.prefix, decoder.rank, decoder.unknown_columns) == (COUNT, 0, 0)
 
 
+def intake(data: bytes) -> None:
+    """Packets of any kind on their way into a decoder and a table of units: as the twin, step by step."""
+    reader = Reader(data)
+    counts = [1 + reader.byte() % 4 for _ in range(1 + reader.byte() % 6)]
+    total = sum(counts)
+    payload = SIZE - 4
+    truth = [
+        (unit << 8 | fragment).to_bytes(4, "big") + bytes([unit ^ 0x5A, fragment, 7, 0])
+        for unit, count in enumerate(counts)
+        for fragment in range(count)
+    ]
+    useless, end = reader.byte() % 5, reader.below(COUNT + 4)
+    sides = []
+    for codec in (_codec, reference):
+        decoder: Any = codec.Decoder(SIZE, COUNT, max_unknown=16, max_span=24, max_degree=9)
+        sid_of, missing = np.full(sum(counts), -1, dtype=np.int32), np.array(counts, dtype=np.int64)
+        sides.append((decoder, codec.Intake(decoder, useless), sid_of, missing))
+    bound = False
+
+    def both(call: Callable[[Any], Any]) -> Any:
+        native, twin = (_result(call, side) for side in sides)
+        assert native == twin
+        return native
+
+    def seen(side: Any) -> Any:
+        decoder, taker, sid_of, missing = side
+        return state(decoder), taker.useless_left, taker.highest, sid_of.tolist(), missing.tolist()
+
+    while reader:
+        kind = reader.byte() % 8
+        if kind == 0 and not bound:
+            sizes = np.array(counts, dtype=np.int64) * payload - reader.byte() % payload
+            base = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+            bound = both(lambda side, s=sizes, b=base: side[1].bind(s, b, side[2], side[3])) is None
+        elif kind == 1:  # all equations are true: from false ones two correct decoders may compute different symbols
+            most = reader.byte() % 5
+            found = both(lambda side, n=most: side[0].poll(n))
+            if bound and found:
+                both(lambda side, sids=found: side[1].place(sids, 0))
+        else:
+            batch: list[Any] = []
+            for _ in range(1 + reader.byte() % 5):
+                what = reader.byte() % 8
+                sid = reader.below(total)
+                if what < 4:
+                    batch.append((sid, truth[sid]))
+                elif what == 4:
+                    batch.append((reader.number(), reader.take(reader.byte() % SIZE)))
+                elif what == 5:
+                    wild = _wild_header(reader)
+                    if wild[4] + wild[6] + wild[7] > 200_000 or _result(coefficients.expand, *wild) is ValueError:
+                        batch.append((*wild, bytes(SIZE)))
+                elif what == 6:
+                    h = header(reader.below(99), [], range(sid, total), 1 + reader.byte() % 12)
+                    batch.append((*h, repair_symbol(truth, h)))
+                else:
+                    batch.append([None, (), (1,), (sid, None), (None, b"")][reader.byte() % 5])
+            at = 0
+            while at < len(batch):
+                at, stop = both(lambda side, b=batch, i=at: side[1].take(b, i, end))
+                at += stop == _codec.INTAKE_ODD
+            both(lambda side: side[1].counts())
+        both(seen)
+
+
 def kernels(data: bytes) -> None:
     """Every level as the scalar one, for any length, alignment and coefficients; bytes outside stay."""
     reader = Reader(data)
@@ -199,4 +264,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "session": session,
     "poisoned": poisoned,
     "kernels": kernels,
+    "intake": intake,
 }

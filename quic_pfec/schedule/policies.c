@@ -1,0 +1,97 @@
+/* The deterministic rules: schedule/policies.py, number for number and in the same order of arithmetic. */
+#include "core.h"
+
+#include <math.h>
+
+static const action IDLE = {ACTION_IDLE, 1}, SOURCE = {ACTION_SOURCE, 1}, REPAIR = {ACTION_REPAIR, 1},
+                    RESEND = {ACTION_RESEND, 1};
+
+/* Is the slot free for a repair when no source may leave? */
+static bool spare(const sender_state *s)
+{
+    return s->sources_sent == s->sources_total || s->budget_left == INFINITY;
+}
+
+static action source_or_spare(const sender_state *s)
+{
+    if (s->can_source)
+        return SOURCE;
+    return s->can_repair && spare(s) ? REPAIR : IDLE;
+}
+
+static action fixed(const policy *p, const sender_state *s)
+{
+    int64_t due = (int64_t)(p->rate * (double)s->sources_sent + 1e-9);
+    if (s->can_repair && s->repairs_sent < due)
+        return REPAIR;
+    return source_or_spare(s);
+}
+
+static action arq(const sender_state *s)
+{
+    if (s->can_resend)
+        return RESEND;
+    return s->can_source ? SOURCE : IDLE;
+}
+
+static action deficit(const sender_state *s)
+{
+    double expected = (1.0 - s->loss_short) * (double)s->repairs_in_flight;
+    if (s->can_repair && (double)s->feedback_deficit - expected > 0.5)
+        return REPAIR;
+    return source_or_spare(s);
+}
+
+static action epoch(const policy *p, const sender_state *s)
+{
+    static const int32_t bursts[] = {16, 4, 1};
+    double lacking = (double)s->feedback_deficit + p->alpha * s->loss_short * (double)s->in_flight -
+                     (1.0 - s->loss_short) * (double)s->repairs_in_flight;
+    if (s->can_repair) {
+        double room = s->slots_left > 1 ? (double)s->slots_left : 1.0;
+        if (s->budget_left < room)
+            room = s->budget_left;
+        for (size_t i = 0; i < sizeof bursts / sizeof *bursts; i++)
+            if (lacking >= bursts[i] && bursts[i] <= room)
+                return (action){ACTION_REPAIR, bursts[i]};
+    }
+    return source_or_spare(s);
+}
+
+static action hybrid(const policy *p, const sender_state *s)
+{
+    if (s->can_resend)
+        return RESEND;
+    if ((double)s->slots_left <= p->horizon_rtt * s->rtt_slots && s->can_repair) {
+        if (s->in_flight > 0) {
+            double expected_loss = s->loss_long * (double)s->in_flight;
+            double wanted = p->alpha * expected_loss + p->spread * sqrt(8.0 * expected_loss);
+            if (wanted - (1.0 - s->loss_long) * (double)s->repairs_in_flight > 0.5)
+                return REPAIR;
+        }
+        bool opens = s->can_source && s->unit_position == 0;
+        if (opens && (double)s->slots_left < p->open_share * (double)s->unit_packets && s->unresolved > 0)
+            return REPAIR;
+    }
+    return source_or_spare(s);
+}
+
+action policy_decide(const policy *p, const sender_state *s)
+{
+    switch (p->rule) {
+    case RULE_NONE:
+        return s->can_source ? SOURCE : IDLE;
+    case RULE_FIXED:
+        return fixed(p, s);
+    case RULE_ARQ:
+        return arq(s);
+    case RULE_DEFICIT:
+        return deficit(s);
+    case RULE_EPOCH:
+        return epoch(p, s);
+    case RULE_HYBRID:
+        return hybrid(p, s);
+    default:
+        return IDLE;
+    }
+}

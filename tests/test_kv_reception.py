@@ -1,0 +1,73 @@
+"""quic_pfec.kv.reception: what simulated packets amount to, against the assembler that real ones go through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quic_pfec.kv.assemble import Assembler
+from quic_pfec.kv.layout import LayerShape, Layout
+from quic_pfec.kv.prepared import prepare_arrays
+from quic_pfec.kv.reception import fragments_by_unit, kept_elements, kept_rows
+from quic_pfec.wire.errors import LocalError
+from quic_pfec.wire.limits import UNIT_HEADER_SIZE
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.integers(1, 70),
+    payload=st.sampled_from([61, 131, 256, 300]),
+    shapes=st.sampled_from([((2, 8), (2, 8)), ((1, 16), (3, 8))]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_equals_the_assembler(tokens: int, payload: int, shapes: tuple[tuple[int, int], ...], seed: int) -> None:
+    """Units are cut, packets dropped, and the rest written as the receiver would: the same elements and rows."""
+    rng = np.random.default_rng(seed)
+    # No value is zero: an element that is not zero came.
+    arrays = [
+        tuple(rng.integers(0x3F00, 0x4000, (heads, tokens, dim), dtype=np.uint16) for _ in range(2))
+        for heads, dim in shapes
+    ]
+    layout = Layout(tuple(LayerShape(*shape) for shape in shapes), tokens)
+    kv = prepare_arrays(arrays, dtype="bf16", model="m", utility=rng.uniform(1, 2, layout.unit_count))  # type: ignore[arg-type]
+    symbol_size = payload + UNIT_HEADER_SIZE
+    known = rng.random(layout.symbols(symbol_size)) < 0.7
+    fragments = fragments_by_unit(layout, symbol_size, kv.send_order, known)
+    elements = kept_elements(layout, symbol_size, fragments)
+    rows = kept_rows(elements)
+
+    zero, mask = Assembler(layout), Assembler(layout)
+    counts = layout.fragment_counts(symbol_size)
+    for position, unit in enumerate(kv.send_order.tolist()):
+        _, data = kv.unit_at(position)
+        present = [
+            (part * payload, min((part + 1) * payload, len(data)))
+            for part in range(int(counts[unit]))
+            if fragments[unit, part]
+        ]
+        for assembler in (zero, mask):
+            assembler.write_partial(unit, data, present)
+    got, masked = zero.finish("zero"), mask.finish("mask")
+    for layer, pair in enumerate(got.arrays.layers):
+        for kind in (0, 1):
+            assert np.array_equal(pair[kind] != 0, elements[layer][:, :, kind])
+        assert np.array_equal(masked.row_valid[layer], rows[layer])
+
+
+def test_everything_and_nothing() -> None:
+    layout = Layout((LayerShape(2, 8),) * 2, 40)
+    order = np.arange(layout.unit_count, dtype=np.int32)
+    for came in (False, True):
+        known = np.full(layout.symbols(100), came)
+        fragments = fragments_by_unit(layout, 100, order, known)
+        rows = kept_rows(kept_elements(layout, 100, fragments))
+        assert [row.shape for row in rows] == [(2, 40)] * 2
+        assert all((row == came).all() for row in rows)
+
+
+def test_wrong_number_of_symbols() -> None:
+    layout = Layout((LayerShape(2, 8),), 40)
+    with pytest.raises(LocalError, match="symbols"):
+        fragments_by_unit(layout, 100, np.arange(3, dtype=np.int32), np.ones(5, dtype=np.bool_))
