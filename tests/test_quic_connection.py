@@ -188,7 +188,7 @@ def test_without_the_extension_nothing_of_it_is_sent() -> None:
 
 
 def test_frame_for_a_transfer_of_the_wrong_initiator_closes() -> None:
-    world = World(loss=False)
+    world = World(loss=False, client_options={"fast_path": False})  # frames are then written from the sender's fields
     world.connect()
     kv = prepared(layers=2, tokens=16)
     sender = world.send(kv, 1.0)
