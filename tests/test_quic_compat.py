@@ -430,6 +430,7 @@ def inject(pair: Pair, payload: bytes, packet_type: Any = None) -> None:
         builder.start_frame(QuicFrameType.PING, capacity=1)
         builder._buffer.push_bytes(payload)
 
+    client.send_ping(0)  # so that there is something to send
     client._write_application = write  # type: ignore[method-assign]
     try:
         pair.transmit()

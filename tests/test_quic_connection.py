@@ -188,7 +188,7 @@ def test_without_the_extension_nothing_of_it_is_sent() -> None:
 
 
 def test_frame_for_a_transfer_of_the_wrong_initiator_closes() -> None:
-    world = World(loss=False)
+    world = World(loss=False, client_options={"fast_path": False})  # frames are then written from the sender's fields
     world.connect()
     kv = prepared(layers=2, tokens=16)
     sender = world.send(kv, 1.0)
@@ -210,9 +210,9 @@ def test_feedback_for_a_transfer_never_sent_closes() -> None:
 def test_more_transfers_than_allowed_are_dropped_and_counted() -> None:
     world = World(loss=False, server_options={"limits": Limits(max_transfers=1)})
     world.connect()
-    kv = prepared(layers=2, tokens=16)
-    world.send(kv, 1.0)
-    world.send(kv, 1.0)
+    world.send(prepared(), 1.0)
+    world.pair.run(0.03)
+    world.send(prepared(layers=2, tokens=16), 0.5)  # urgent, so that it comes while the first is under way
     world.pair.run(0.2)
     assert len(world.server.receivers) == 1
     assert world.server.extension_stats.dropped_busy > 0

@@ -309,8 +309,8 @@ async def test_a_full_send_buffer_keeps_the_order() -> None:
     for sock in (left, right):
         sock.bind(("127.0.0.1", 0))
     full = FullSocket(left)
-    sender = UdpSocket(full, lambda data, addr: None)  # type: ignore[arg-type]
-    receiver = UdpSocket(right, lambda data, addr: got.append(data))
+    sender = UdpSocket(full, lambda datagrams, addr: None)  # type: ignore[arg-type]
+    receiver = UdpSocket(right, lambda datagrams, addr: got.extend(datagrams))
     full.broken.add(b"bad")
     for data in (b"1", b"bad", b"2"):
         sender.sendto(data, right.getsockname())

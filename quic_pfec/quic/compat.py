@@ -3,8 +3,7 @@
 aioquic has no public way to add a frame type, to choose a frame at the moment a packet is built, or to learn the fate
 of what a packet carried. `ExtensionConnection` does these through a few private names that have kept their meaning from
 1.2 to 1.7, each listed in `contract` and checked at construction, so that an aioquic that moved on fails at once with
-the missing name instead of misbehaving. It also closes the gaps of aioquic 1.7 that an extension inherits: forged
-acknowledgements, a duplicate window of 128 packets, no key update before the AEAD limit, exceptions that escape.
+the missing name instead of misbehaving. What aioquic leaves open besides is closed in `guards`.
 
 Subclasses override the hooks of `extension.Extension` and never touch an underscored name of aioquic.
 """
@@ -12,9 +11,8 @@ Subclasses override the hooks of `extension.Extension` and never touch an unders
 from __future__ import annotations
 
 import logging
-import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, cast
 
@@ -33,21 +31,23 @@ from aioquic.quic.connection import (
 from aioquic.quic.events import QuicEvent
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
-from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
 from quic_pfec.quic.adapters import ASK_EXTENSION, FrameSource, Recovery, exempt_from_congestion_control
-from quic_pfec.quic.client_auth import ClientAuthConnection
 from quic_pfec.quic.contract import missing_names
 from quic_pfec.quic.extension import Extension, OutFrame, Pacer
+from quic_pfec.quic.guards import GuardedConnection
 from quic_pfec.wire.errors import ErrorCode, LocalError, PeerError
 from quic_pfec.wire.frames import MANIFEST, PFEC_ACK, REPAIR, SOURCE
 from quic_pfec.wire.parameter import find_parameter
 
-__all__ = ["ExtensionConnection", "OutFrame", "Pacer"]
+__all__ = ["ExtensionConnection", "OutFrame", "Pacer", "SendRun"]
 
 logger = logging.getLogger("quic_pfec.quic")
+
+SendRun = Callable[[bytes | memoryview, int, NetworkAddress], None]
+"""Sends a buffer of datagrams of the given size, the last of which may be shorter; it may not keep the buffer."""
 
 FRAME_NAMES = {SOURCE: "pfec_source", REPAIR: "pfec_repair", PFEC_ACK: "pfec_ack", MANIFEST: "pfec_manifest"}
 
@@ -57,7 +57,7 @@ MAX_REASON_BYTES = 256  # a CONNECTION_CLOSE that does not fit its packet would 
 exempt_from_congestion_control(PFEC_ACK)
 
 
-class ExtensionConnection(Extension, ClientAuthConnection):
+class ExtensionConnection(Extension, GuardedConnection):
     """A QUIC connection with room for an extension: hooks to override, and the repairs that they rest on.
 
     Sans-IO like its base: `now` is whatever clock the caller uses throughout. Frames of the extension go into 1-RTT
@@ -65,20 +65,11 @@ class ExtensionConnection(Extension, ClientAuthConnection):
     the contract.
     """
 
-    duplicate_window_packets = 4096
-    """Packets this far behind the newest are still accepted: 46 ms of reordering at 1 Gbit/s; aioquic keeps 128."""
-    key_update_packets = 1 << 22
-    """A key is changed after this many packets, half of the AES-GCM limit (RFC 9001 §6.6)."""
-    key_limit_packets = (1 << 23) - (1 << 12)
-    """With no update possible the connection closes here, short of the limit by more than a burst."""
     smallest_frame = 8
     """Bytes below which `next_frame` is not asked: no frame of ours is smaller."""
     feedback_ping_s = 0.025
     """A sender of feedback asks for an acknowledgement once per RTT or this often, whichever is rarer (RFC 9000
     §13.2.4): it gets RTT samples and can forget its packets."""
-    skip_random: random.Random = random.SystemRandom()
-    """Chooses the packet numbers left out; must be unpredictable to the peer. A test may put a seeded one here."""
-
     # ---- construction ------------------------------------------------------------------------------------------------
 
     def __init__(
@@ -140,12 +131,9 @@ class ExtensionConnection(Extension, ClientAuthConnection):
         self._streams_passed = False
         self._feedback_ping_at = 0.0
         self._own_pacer: Pacer | None = None
-        self._skipped: deque[int] = deque(maxlen=16)
-        self._skipped_count = 0
-        self._skip_gap = 64
-        self._skip_at = 32 + self.skip_random.randrange(64)
-        self._key_phase = 0
-        self._key_first_packet = 0
+        self._frames_held = False  # for the fast path, which follows
+        self._fates: dict[tuple[bool, bool], list[object]] = {}
+        self._install_guards()
 
         # One entry per epoch rule: any other epoch is a PROTOCOL_VIOLATION, by aioquic.
         handlers: dict[int, Any] = self._QuicConnection__frame_handlers  # type: ignore[attr-defined]
@@ -156,6 +144,7 @@ class ExtensionConnection(Extension, ClientAuthConnection):
         self._loss.__class__ = Recovery
         self._recovery = cast(Recovery, self._loss)
         self._recovery.check_ack = self._check_ack
+        self._recovery.settle_fates = self._settle_fates
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -163,10 +152,6 @@ class ExtensionConnection(Extension, ClientAuthConnection):
     def extension_on(self) -> bool:
         """Whether both sides announced the parameter and `peer_parameter` agreed."""
         return self._extension_on
-
-    @property
-    def packets_sent(self) -> int:
-        return self._packet_number - self._skipped_count
 
     @property
     def send_rate_bps(self) -> float:
@@ -231,21 +216,41 @@ class ExtensionConnection(Extension, ClientAuthConnection):
         super().handle_timer(now)
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
+        self._begin_sending(now)
+        datagrams = self._built_by_aioquic(now)
+        self._end_sending()
+        return datagrams
+
+    def _begin_sending(self, now: float) -> None:
         self._now = now
         self._cwnd_blocked = False
         self._skip_packet_number()
         self._watch_key()
+
+    def _built_by_aioquic(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
         closing = self._close_pending
         datagrams = super().datagrams_to_send(now)
         if self._close_pending and not closing:  # a bug of ours showed while the packets were built
             datagrams += super().datagrams_to_send(now)
-        if self._cwnd_blocked:
-            self.blocked_cwnd += 1
         if self._own_pacer is not None:
             self._own_pacer.settle(now, [len(data) for data, _ in datagrams])
+        return datagrams
+
+    def _end_sending(self) -> None:
+        if self._cwnd_blocked:
+            self.blocked_cwnd += 1
         if self._pacing_at is not None and self._wants_packet():
             self.blocked_pacer += 1
-        return datagrams
+
+    def send_runs(self, now: float, send: SendRun) -> None:
+        """`datagrams_to_send` for a socket: hands `send` datagrams of one size in one buffer, where there are such."""
+        for data, addr in self.datagrams_to_send(now):
+            send(data, len(data), addr)
+
+    def receive_datagrams(self, datagrams: Sequence[bytes | memoryview], addr: NetworkAddress, now: float) -> None:
+        """Datagrams from one address, in the order of their arrival. The views may change afterwards."""
+        for data in datagrams:
+            self.receive_datagram(bytes(data), addr, now)
 
     # ---- transport parameter -----------------------------------------------------------------------------------------
 
@@ -275,11 +280,6 @@ class ExtensionConnection(Extension, ClientAuthConnection):
             raise self._close_reason(exc, QuicFrameType.CRYPTO) from exc
         self._extension_on = agreed and self._announced and value is not None
 
-    def _initialize(self, peer_cid: bytes) -> None:
-        super()._initialize(peer_cid)
-        # Symbols have their own filter of duplicates, so that the window may be wide.
-        self._spaces[tls.Epoch.ONE_RTT].received_packets._size = self.duplicate_window_packets
-
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _handle_extension_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
@@ -300,17 +300,18 @@ class ExtensionConnection(Extension, ClientAuthConnection):
         if context.quic_logger_frames is not None:
             context.quic_logger_frames.append({"frame_type": FRAME_NAMES[frame_type], "length": used})
 
-    def _check_ack(self, acked: RangeSet) -> None:
-        """Close on an acknowledgement of what was never sent (RFC 9000 §13.1, §21.4): it would open the window."""
-        bounds = acked.bounds()
-        if bounds.stop > self._packet_number or any(number in bounds and number in acked for number in self._skipped):
-            raise QuicConnectionError(
-                ErrorCode.PROTOCOL_VIOLATION, QuicFrameType.ACK, "acknowledgement of a packet that was never sent"
-            )
-
     def _on_extension_delivery(self, delivery: QuicDeliveryState, token: object) -> None:
+        # Collected while aioquic works through an acknowledgement or a timer, and told in one go when it is done.
+        fate = (delivery is QuicDeliveryState.ACKED, self._recovery.expiring)
+        self._fates.setdefault(fate, []).append(token)
+
+    def _settle_fates(self) -> None:
+        if not self._fates:
+            return
+        fates, self._fates = self._fates, {}
         try:
-            self.frame_fate(token, delivery is QuicDeliveryState.ACKED, self._now, expired=self._recovery.expiring)
+            for (acked, expired), tokens in fates.items():
+                self.frame_fates(tokens, acked, self._now, expired)
         except Exception as exc:
             self._contain(exc)
 
@@ -379,7 +380,7 @@ class ExtensionConnection(Extension, ClientAuthConnection):
         return True
 
     def _write_frame(self, builder: QuicPacketBuilder) -> bool:
-        if not self._frame_wanted:
+        if not self._frame_wanted or (self._frames_held and builder.packet_is_empty and not self._stream_share()):
             return False
         packet = builder.packet_number
         if packet != self._granted_packet:
@@ -466,29 +467,3 @@ class ExtensionConnection(Extension, ClientAuthConnection):
                 return 3
             share = 1
         return share
-
-    def _skip_packet_number(self) -> None:
-        """Leave out a packet number now and then, so that an acknowledgement of everything betrays itself."""
-        if not self._handshake_confirmed or self._packet_number < self._skip_at:
-            return
-        self._skipped.append(self._packet_number)
-        self._skipped_count += 1
-        self._packet_number += 1
-        self._skip_gap = min(2 * self._skip_gap, 1 << 16)
-        self._skip_at = self._packet_number + self._skip_gap // 2 + self.skip_random.randrange(self._skip_gap)
-
-    def _watch_key(self) -> None:
-        pair = self._cryptos.get(tls.Epoch.ONE_RTT)
-        if pair is None or not self._handshake_confirmed:
-            return
-        if pair.send.key_phase != self._key_phase:
-            self._key_phase = pair.send.key_phase
-            self._key_first_packet = self._packet_number
-        sent = self._packet_number - self._key_first_packet
-        if sent < self.key_update_packets:
-            return
-        # Not before the peer has acknowledged a packet of the present key (RFC 9001 §6.1).
-        if self._spaces[tls.Epoch.ONE_RTT].largest_acked_packet >= self._key_first_packet:
-            self.request_key_update()
-        if sent >= self.key_limit_packets:
-            self.close(QuicErrorCode.AEAD_LIMIT_REACHED, QuicFrameType.PADDING, "key used up")

@@ -7,16 +7,18 @@ of docs/wire.md §10.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aioquic.quic.events import QuicEvent
 
-from quic_pfec.quic.compat import ExtensionConnection, OutFrame
+from quic_pfec.quic.extension import FrameRun, OutFrame, Symbol
+from quic_pfec.quic.fast_receive import FastReceiveConnection
 from quic_pfec.transfer.ledger import LossEstimate
 from quic_pfec.transfer.receiver import Event, Receiver
 from quic_pfec.transfer.sender import FrameKind, Path, Sender
-from quic_pfec.wire import frames
+from quic_pfec.wire import frames, varint
 from quic_pfec.wire.errors import ErrorCode, PeerError
 from quic_pfec.wire.limits import Limits
 from quic_pfec.wire.parameter import PARAMETER_ID, PfecParameter, parse_parameter
@@ -31,6 +33,7 @@ _TYPES = {
     FrameKind.RESEND: frames.SOURCE,
     FrameKind.REPAIR: frames.REPAIR,
 }
+_TYPE_BYTES = {kind: varint.encode(frame_type) for kind, frame_type in _TYPES.items()}
 
 
 @dataclass
@@ -81,7 +84,7 @@ class EarlyBudget:
         return max(1, symbols // limits.initial_credit)
 
 
-class PfecConnection(ExtensionConnection):
+class PfecConnection(FastReceiveConnection):
     """See the module text. Options at construction: those of `setup`."""
 
     def setup(
@@ -214,6 +217,17 @@ class PfecConnection(ExtensionConnection):
             self._feedback_received(ack)
         return used
 
+    def symbol_limits(self) -> Limits:
+        return self.limits
+
+    def symbols_received(self, transfer_id: int, packets: Sequence[Symbol], now: float) -> None:
+        for index in range(len(packets)):
+            receiver = self.open_receiver(transfer_id, now)
+            if receiver is not None:  # each that is dropped is counted
+                for event in receiver.receive_symbols(packets[index:], now):
+                    self.emit(TransferEvent(transfer_id, event))
+                return
+
     def _receive(self, frame: frames.SourceFrame | frames.RepairFrame | frames.ManifestFrame, now: float) -> None:
         transfer_id = frame.header.transfer_id if isinstance(frame, frames.RepairFrame) else frame.transfer_id
         receiver = self.open_receiver(transfer_id, now)
@@ -255,6 +269,21 @@ class PfecConnection(ExtensionConnection):
     def _ready(self, sender: Sender, now: float) -> bool:
         # Frames of a stream that the peer has not granted yet would close the connection (row 31).
         return self.may_open(sender.transfer_id) and sender.ready(now)
+
+    def fills_packets(self, space: int) -> bool:
+        smallest = min((sender.symbol_size for sender in self.senders.values()), default=0)
+        return 2 * (smallest + frames.SOURCE_OVERHEAD) > space
+
+    def next_run(
+        self, now: float, max_packets: int, space: int, out: bytearray, stride: int, offset: int
+    ) -> FrameRun | None:
+        for sender in self._by_deadline():
+            if not self._ready(sender, now):
+                continue
+            run = sender.plan_into(now, max_packets, space, out, stride, offset)
+            if run.lengths:
+                return FrameRun(run.lengths, [None if token is None else (sender, token) for token in run.tokens])
+        return None
 
     def next_frame(self, now: float, space: int) -> OutFrame | None:
         for sender in self._by_deadline():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from aioquic.quic.connection import NetworkAddress
@@ -82,8 +83,7 @@ class ExtensionProtocol(Generic[C]):
         if self._udp is None or self._closed.is_set():
             return
         try:
-            for data, addr in self.quic.datagrams_to_send(self._clock()):
-                self._udp.sendto(data, addr)
+            self.quic.send_runs(self._clock(), self._udp.send_run)
             self._arm(self.quic.get_timer())
             self.after_transmit()
         except Exception as exc:
@@ -130,9 +130,9 @@ class ExtensionProtocol(Generic[C]):
         self.quic.connect(addr, now=self._clock())
         self.transmit()
 
-    def datagram_received(self, data: bytes, addr: NetworkAddress) -> None:
+    def datagrams_received(self, datagrams: Sequence[bytes], addr: NetworkAddress) -> None:
         try:
-            self.quic.receive_datagram(data, addr, self._clock())
+            self.quic.receive_datagrams(datagrams, addr, self._clock())
         except Exception as exc:
             self._bug(exc)
         self.transmit_soon()

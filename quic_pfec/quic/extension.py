@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Extension", "OutFrame", "Pacer"]
+from quic_pfec.wire import varint
+from quic_pfec.wire.errors import LocalError
+from quic_pfec.wire.limits import Limits
+
+__all__ = ["Extension", "FrameRun", "OutFrame", "Pacer", "Symbol"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,22 @@ class OutFrame:
     body: bytes
     token: object | None
     ack_eliciting: bool = True
+
+
+@dataclass(slots=True)
+class FrameRun:
+    """Frames for a run of packets, in a buffer of the caller: their lengths, types included, and their tokens."""
+
+    lengths: list[int]
+    tokens: list[Any]
+
+
+Symbol = (
+    tuple[int, memoryview]
+    | tuple[int, int, int, int, int, bytes, int, int, memoryview]
+)  # fmt: skip
+"""A SOURCE frame as (sid, symbol), or a REPAIR frame as (transfer id, repair number, first sid, degree, head span,
+head, tail offset, tail span, symbol)."""
 
 
 class Pacer(Protocol):
@@ -102,6 +122,52 @@ class Extension:
 
         `expired`: a PTO gave the packet up to have something to probe with. Send its content again if that is useful,
         but do not count a loss. A packet declared lost that is acknowledged later stays lost.
+        """
+
+    def frame_fates(self, tokens: Sequence[object], acked: bool, now: float, expired: bool = False) -> None:
+        """`frame_fate` for tokens whose fate is the same and became known together."""
+        for token in tokens:
+            self.frame_fate(token, acked, now, expired=expired)
+
+    # the fast path
+
+    def fills_packets(self, space: int) -> bool:
+        """Whether no two of the frames to be sent now fit `space` bytes together.
+
+        Only then `next_run` is asked, and each frame has a packet of its own; else packets are filled by `next_frame`.
+        """
+        return False
+
+    def next_run(
+        self, now: float, max_packets: int, space: int, out: bytearray, stride: int, offset: int
+    ) -> FrameRun | None:
+        """`next_frame` for up to `max_packets` packets at once, all of which may leave now.
+
+        Frame i is written to `out` from i * stride + offset on, type included, and has at most `space` bytes. All are
+        ack-eliciting. What is returned is sent.
+        """
+        run = FrameRun([], [])
+        while len(run.lengths) < max_packets and self.has_frame(now):
+            frame = self.next_frame(now, space)
+            if frame is None:
+                break
+            data = varint.encode(frame.frame_type) + frame.body
+            start = len(run.lengths) * stride + offset
+            if len(data) > space:
+                raise LocalError(f"a frame of {len(data)} bytes was chosen for a space of {space}")
+            out[start : start + len(data)] = data
+            run.lengths.append(len(data))
+            run.tokens.append(frame.token)
+        return run
+
+    def symbol_limits(self) -> Limits | None:
+        """What `symbols_received` accepts; None: it does not want to be asked."""
+        return None
+
+    def symbols_received(self, transfer_id: int, packets: Sequence[Symbol], now: float) -> None:
+        """SOURCE and REPAIR frames of one transfer in the order of their coming, parsed and within `symbol_limits`.
+
+        May raise `PeerError`. The views must not be kept.
         """
 
     def stream_is_urgent(self, stream_id: int) -> bool:
