@@ -24,10 +24,7 @@ def inspect(received: quic_pfec.ReceivedKV) -> None:
     layout, kv = received.kv.layout, received.kv
     print(f"received: {len(layout.layers)} layers, {layout.tokens} tokens, {layout.wire_dtype}")
     print(f"          {int(received.complete.sum())} of {layout.unit_count} blocks whole")
-    arrays = kv.arrays.convert("fp32")  # what travels is bf16, which numpy does not know
-    for layer in range(min(4, len(layout.layers))):
-        bits, _ = arrays.layers[layer]  # of keys and values: [kv_heads, tokens, head_dim]
-        keys = bits.view(np.float32)
+    for layer, (keys, _) in enumerate(received.float32()[:4]):  # of keys and values: [kv_heads, tokens, head_dim]
         valid = kv.row_valid[layer]  # [kv_heads, tokens]
         mean = float(np.abs(keys[valid]).mean()) if valid.any() else 0.0
         print(f"          layer {layer}: {100 * valid.mean():3.0f} % of its rows came, mean |key| {mean:.3f}")

@@ -72,7 +72,7 @@ def prepared(layers: int = 4, tokens: int = 64, seed: int = 0) -> PreparedKV:
 
 def as_float(kv: ReceivedKV) -> list[tuple[Any, Any]]:
     """The received cache as float32."""
-    return [(keys.view(np.float32), values.view(np.float32)) for keys, values in kv.kv.arrays.convert("fp32").layers]
+    return list(kv.float32())
 
 
 def assert_bit_equal(kv: ReceivedKV, sent: list[tuple[Any, Any]]) -> None:

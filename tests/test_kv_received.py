@@ -144,3 +144,16 @@ def test_an_increment_behind_a_base(missing: str) -> None:
     if missing == "recompute":
         out, intact = (generate.logits(m, c, PROMPT, keep=4) for c in (cache, generate.prefill(m, CONTEXT)))
         torch.testing.assert_close(out, intact, rtol=0, atol=1e-3)
+
+
+def test_plain_numbers_are_those_of_the_sender_where_they_came() -> None:
+    m = model()
+    got = received(m, "mask")
+    sent = hf.extract(generate.prefill(m, CONTEXT), "fp32").arrays.layers
+    assert len(got.float32()) == len(sent)
+    for (keys, values), (sent_keys, sent_values), valid in zip(got.float32(), sent, got.kv.row_valid, strict=True):
+        assert keys.dtype == values.dtype == np.float32
+        assert np.array_equal(keys[valid], sent_keys.view(np.float32)[valid])
+        assert np.array_equal(values[valid], sent_values.view(np.float32)[valid])
+        assert not keys[~valid].any()
+    assert not all(valid.all() for valid in got.kv.row_valid)

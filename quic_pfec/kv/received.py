@@ -42,6 +42,14 @@ class ReceivedKV:
         """Memory that the raw arrays hold, in bytes."""
         return sum(keys.nbytes + values.nbytes for keys, values in self.kv.arrays.layers)
 
+    def float32(self) -> tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]:
+        """(keys, values) of each layer as float32 `[kv_heads, tokens, head_dim]`, zeros where nothing came.
+
+        `kv.row_valid[layer]`, bool `[kv_heads, tokens]`, says which rows are whole.
+        """
+        layers = self.kv.arrays.convert("fp32").layers
+        return tuple((keys.view(np.float32), values.view(np.float32)) for keys, values in layers)
+
     def to_cache(
         self,
         config: Any,
