@@ -126,7 +126,12 @@ async def send_handoff(options: argparse.Namespace) -> None:
     rate = options.rate_bps * options.cap if options.flow == "rate" else None
     try:
         connection = connect(
-            options.address, PORT, ca_certs=options.certificate, congestion_control=options.flow, rate=rate
+            options.address,
+            PORT,
+            ca_certs=options.certificate,
+            congestion_control=options.flow.removesuffix("-lossy"),
+            rate=rate,
+            lossy=options.flow.endswith("-lossy"),
         )
         async with connection as conn:
             say(started=time.monotonic())
