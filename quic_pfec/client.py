@@ -28,7 +28,7 @@ from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, LocalError
 from quic_pfec.wire.limits import Limits
-from quic_pfec.wire.manifest import MISSING_MODES, MODEL_UNSTATED
+from quic_pfec.wire.manifest import MISSING_MODES, MODEL_UNSTATED, QUANTISED
 
 Order = Literal["utility", "prefix", "fifo"]
 Missing = Literal["mask", "zero", "recompute"]
@@ -256,9 +256,10 @@ def prepare(
 
     cache: a Hugging Face cache (batch one), or a list of (keys, values) numpy arrays [kv_heads, tokens, head_dim].
     tokens: ids of the whole context (tensor, array or list), so that the receiver can check it means the same text.
-    profile or utility (float64 per unit id): what matters; neither = the profile that
-    ships for `model`, or else a generic guess. wire_dtype: "bf16" by default;
-    the cache's own dtype, or bf16. first_token: send only the rows from here on (the receiver holds those before).
+    profile or utility (float64 per unit id): what matters; neither = the profile that ships for `model`, or else a
+    generic guess. wire_dtype: "bf16" by default; the cache's own dtype, bf16, or quantised: "int8" (with heads of 64
+    elements 0.54 of bf16's bytes), "fp8" (0.50), "int4" (0.33). first_token: send only the rows from here on (the
+    receiver holds those before).
     model: fingerprint that the receiver compares with its own (`llm.models.fingerprint`); not stated, it checks shapes.
 
     Raises ValueError with one line for whatever cannot be sent, ImportError naming the extra for a Hugging Face cache.
@@ -287,9 +288,10 @@ def prepare(
         )  # fmt: skip
     from quic_pfec.kv import hf
 
-    extracted = hf.extract(cache, wire_dtype or "bf16", first_token=first_token)
+    wire_dtype = wire_dtype or "bf16"
+    extracted = hf.extract(cache, None if wire_dtype in QUANTISED else wire_dtype, first_token=first_token)
     return prepare_arrays(
-        extracted.arrays.layers, dtype=extracted.wire_dtype, model=model, wire_dtype=extracted.wire_dtype, order=order,
+        extracted.arrays.layers, dtype=extracted.wire_dtype, model=model, wire_dtype=wire_dtype, order=order,
         profile=profile, utility=utility, tokens=ids, first_token=first_token, rope=rope,
         sliding_windows=[shape.sliding_window for shape in extracted.shapes],
     )  # fmt: skip

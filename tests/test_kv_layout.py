@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quic_pfec.kv.layout import MAX_PAYLOAD, LayerShape, Layout
 from quic_pfec.wire.errors import LocalError
-from quic_pfec.wire.manifest import ITEM_SIZES
+from quic_pfec.wire.manifest import ITEM_SIZES, WIRE_DTYPES
 
 SMOLLM2 = Layout((LayerShape(3, 64),) * 30, tokens=1536)
 
@@ -20,13 +20,13 @@ layouts = st.builds(
     tokens=st.integers(1, 70),
     first_token=st.integers(0, 50),
     block_tokens=st.sampled_from([1, 3, 16, 32]),
-    wire_dtype=st.sampled_from(sorted(ITEM_SIZES)),
+    wire_dtype=st.sampled_from(sorted(WIRE_DTYPES)),
 )
 
 
 def test_a_known_model() -> None:
     # models-and-data: 30 layers, 12,288 B a block; the digest makes it 12,296 B in 9 packets.
-    assert (SMOLLM2.columns, SMOLLM2.unit_count, SMOLLM2.itemsize) == (96, 2880, 2)
+    assert (SMOLLM2.columns, SMOLLM2.unit_count, SMOLLM2.quantised) == (96, 2880, False)
     assert SMOLLM2.unit_nbytes(2879) == 12_296
     assert SMOLLM2.unit_sizes().sum() == 2880 * 12_296
     assert SMOLLM2.symbol_size() == 4 + 1367
@@ -40,6 +40,17 @@ def test_the_papers_models_keep_their_packet_counts_give_or_take_the_digest() ->
     for layout, units, nbytes, packets in ((qwen, 2688, 32_776, 24), (llama, 3072, 65_544, 48)):
         assert (layout.unit_count, layout.unit_nbytes(0)) == (units, nbytes)
         assert set(layout.fragment_counts(layout.symbol_size()).tolist()) == {packets}
+
+
+@pytest.mark.parametrize(
+    ("wire_dtype", "nbytes", "share"), [("int8", 6632, 0.539), ("fp8", 6152, 0.5), ("int4", 4040, 0.328)]
+)
+def test_quantised_units_are_smaller_by_the_stated_shares(wire_dtype: str, nbytes: int, share: float) -> None:
+    layout = Layout(SMOLLM2.layers, SMOLLM2.tokens, wire_dtype=wire_dtype)
+    assert (layout.unit_count, layout.unit_nbytes(0), layout.quantised) == (2880, nbytes, True)
+    assert (nbytes - 8) / 12_288 == pytest.approx(share, abs=5e-4)
+    for dtype, size in ITEM_SIZES.items():  # the cache itself is as large as ever
+        assert layout.cache_nbytes(dtype) == SMOLLM2.cache_nbytes(dtype) == 30 * 1536 * 3 * 2 * 64 * size
 
 
 def test_short_last_column() -> None:
@@ -96,7 +107,7 @@ def test_layer_runs_restore_the_layers(layout: Layout) -> None:
         ({"first_token": -1}, "first_token"),
         ({"block_tokens": 0}, "block_tokens"),
         ({"block_tokens": 257}, "block_tokens must be 1 to 256"),
-        ({"wire_dtype": "int8"}, "unknown dtype 'int8'"),
+        ({"wire_dtype": "int3"}, "unknown dtype 'int3'"),
         ({"tokens": 1 << 24, "block_tokens": 1}, "24 bits"),
     ],
 )

@@ -17,7 +17,16 @@ import numpy.typing as npt
 
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.limits import MAX_FRAGMENTS, MAX_UNITS, MIN_SYMBOL_SIZE, UNIT_HEADER_SIZE
-from quic_pfec.wire.manifest import ITEM_SIZES, MAX_BLOCK_TOKENS, LayerRun, Manifest, fragments, unit_nbytes
+from quic_pfec.wire.manifest import (
+    ITEM_SIZES,
+    MAX_BLOCK_TOKENS,
+    QUANTISED,
+    WIRE_DTYPES,
+    LayerRun,
+    Manifest,
+    fragments,
+    unit_nbytes,
+)
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -71,8 +80,8 @@ class Layout:
             raise LocalError(f"first_token must not be negative, got {self.first_token}")
         if not 1 <= self.block_tokens <= MAX_BLOCK_TOKENS:
             raise LocalError(f"block_tokens must be 1 to {MAX_BLOCK_TOKENS}, got {self.block_tokens}")
-        if self.wire_dtype not in ITEM_SIZES:
-            raise LocalError(f"unknown dtype {self.wire_dtype!r}, expected one of {', '.join(ITEM_SIZES)}")
+        if self.wire_dtype not in WIRE_DTYPES:
+            raise LocalError(f"unknown dtype {self.wire_dtype!r}, expected one of {', '.join(WIRE_DTYPES)}")
         if self.unit_count > MAX_UNITS:
             raise LocalError(f"{self.unit_count} units do not fit in 24 bits: raise block_tokens")
 
@@ -86,9 +95,9 @@ class Layout:
         return len(self.layers) * self.columns
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of one element on the wire."""
-        return ITEM_SIZES[self.wire_dtype]
+    def quantised(self) -> bool:
+        """Whether units hold codes and scales (`kv.quantise`) instead of the elements as they are."""
+        return self.wire_dtype in QUANTISED
 
     @property
     def context_tokens(self) -> int:
@@ -118,16 +127,21 @@ class Layout:
     def unit_nbytes(self, unit: int) -> int:
         """Bytes of the unit, its 8-byte digest included."""
         shape = self.layers[self.layer_of(unit)]
-        return unit_nbytes(shape.kv_heads, shape.head_dim, self.rows(unit), self.itemsize)
+        return unit_nbytes(shape.kv_heads, shape.head_dim, self.rows(unit), self.wire_dtype)
 
     def unit_sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of every unit by unit id, digests included: int64 [unit_count]."""
         sizes = np.empty((len(self.layers), self.columns), dtype=np.int64)
         last_rows = self.tokens - (self.columns - 1) * self.block_tokens
         for layer, shape in enumerate(self.layers):
-            sizes[layer, :-1] = unit_nbytes(shape.kv_heads, shape.head_dim, self.block_tokens, self.itemsize)
-            sizes[layer, -1] = unit_nbytes(shape.kv_heads, shape.head_dim, last_rows, self.itemsize)
+            sizes[layer, :-1] = unit_nbytes(shape.kv_heads, shape.head_dim, self.block_tokens, self.wire_dtype)
+            sizes[layer, -1] = unit_nbytes(shape.kv_heads, shape.head_dim, last_rows, self.wire_dtype)
         return sizes.reshape(-1)
+
+    def cache_nbytes(self, dtype: str) -> int:
+        """Bytes of these rows as a cache of `dtype` holds them: bf16, fp16 or fp32."""
+        elements = sum(self.tokens * shape.kv_heads * 2 * shape.head_dim for shape in self.layers)
+        return elements * ITEM_SIZES[dtype]
 
     def symbol_size(self, max_payload: int = MAX_PAYLOAD) -> int:
         """Symbol size in bytes, unit header included, at which the largest unit divides evenly (docs/wire.md §3).
