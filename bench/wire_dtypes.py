@@ -29,7 +29,7 @@ from quic_pfec.llm.models import LoadedModel, load
 from quic_pfec.llm.profiler import continuation, control_ids
 from quic_pfec.llm.shared import Pattern, log_probabilities, verdicts
 
-WIRE_DTYPES = ("bf16", "int8", "fp8", "int4")
+WIRE_DTYPES = ("bf16", "int8", "fp8", "int4", "progressive")
 
 
 def costs(cache: Any, wire_dtype: str) -> dict[str, float]:

@@ -70,6 +70,33 @@ async def test_quantised_hand_offs_are_what_both_ends_compute(wire_dtype: str, e
         await until(server.idle)
 
 
+async def test_auto_rounds_nothing_while_there_is_time() -> None:
+    cache = arrays(6, 128)  # 393 kB in bf16: 0.66 s at 5 Mbit/s; 0.40 s in both precisions, 0.23 s the bases
+    said = []
+    async with serving() as server:
+        with relaying(server, rate_bps=5e6) as relay:
+            async with connecting(relay.port, rate="5Mbps") as conn:
+                for deadline in (20.0, 0.33):
+                    relay.epoch()
+                    report = await send_kv(conn, cache, deadline, wire_dtype="auto")
+                    said.append((report.wire_dtype, report.j_block == 1.0))
+                    assert report.as_dict()["wire_dtype"] == report.wire_dtype
+        await until(lambda: len(server.received) == 2)
+    assert said == [("bf16", True), ("progressive", False)]
+    assert_bit_equal(server.received[0], cache)
+    got = server.received[1]
+    assert got.manifest.wire_dtype == "progressive"
+    assert report.unit_share.shape == (12, 8)
+    bases, refinements = got.complete.reshape(2, -1)
+    assert bases.mean() > refinements.mean()
+    assert [bool(valid.all()) for valid in got.kv.row_valid] == bases.reshape(6, -1).all(axis=1).tolist()
+
+
+def test_auto_is_for_send_kv() -> None:
+    with pytest.raises(ValueError, match="give it and the cache itself to send_kv"):
+        prepare(arrays(1, 16), wire_dtype="auto")
+
+
 async def test_a_quantised_hand_off_over_a_lossy_link_leaves_nothing_foreign() -> None:
     cache = arrays(6, 128)
     expected = as_received(prepare(cache, wire_dtype="int8").layout, KVArrays.of(cache, "fp32")).layers
@@ -267,7 +294,7 @@ SECONDS = r"^deadline is a number of seconds from now, such as 2\.0, not "
         ({"deadline": 1.0, "repair_budget": float("nan")}, r"a share of the symbols, such as 0\.1, not nan"),
         ({"deadline": 1.0, "repair_budget": "3"}, r"a share of the symbols, such as 0\.1, not '3'"),
         ({"deadline": 1.0, "order": "random"}, "expected one of utility, prefix, fifo"),
-        ({"deadline": 1.0, "wire_dtype": "int3"}, "wire_dtype must be one of fp32, bf16, int8, fp8, int4"),
+        ({"deadline": 1.0, "wire_dtype": "int3"}, "wire_dtype must be one of fp32, bf16, int8, fp8, int4, progressive"),
         ({"deadline": 1.0, "tokens": "the text"}, "ids of the whole context, a tensor, an array or a list of ints"),
         ({"deadline": 1.0, "tokens": [0.5] * 16}, "ids of the whole context"),
         ({"deadline": 1.0, "tokens": [[1], [2, 3]]}, "ids of the whole context"),

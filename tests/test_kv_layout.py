@@ -53,6 +53,24 @@ def test_quantised_units_are_smaller_by_the_stated_shares(wire_dtype: str, nbyte
         assert layout.cache_nbytes(dtype) == SMOLLM2.cache_nbytes(dtype) == 30 * 1536 * 3 * 2 * 64 * size
 
 
+def test_progressive_blocks_make_two_units() -> None:
+    layout = Layout(SMOLLM2.layers, SMOLLM2.tokens, wire_dtype="progressive")
+    assert (layout.block_count, layout.unit_count, layout.forms) == (2880, 5760, ("int4", "refinement"))
+    assert (layout.unit_nbytes(0), layout.unit_nbytes(2880)) == (4040, 3080)
+    for unit in (0, 95, 96, 2879):
+        twin = 2880 + unit
+        assert (layout.precision_of(unit), layout.precision_of(twin)) == (0, 1)
+        assert layout.layer_of(twin) == layout.layer_of(unit)
+        assert layout.column_of(twin) == layout.column_of(unit)
+        assert layout.row_range(twin) == layout.row_range(unit)
+    with pytest.raises(LocalError, match="no unit"):
+        layout.precision_of(5760)
+    # Symbols as large as bases alone would have leave a third of a refinement's last one empty.
+    assert layout.symbol_size() == 4 + 1027
+    assert set(layout.fragment_counts(1031)[:2880].tolist()) == {4}
+    assert set(layout.fragment_counts(1031)[2880:].tolist()) == {3}
+
+
 def test_short_last_column() -> None:
     layout = Layout((LayerShape(2, 8), LayerShape(1, 4)), tokens=35, first_token=100, wire_dtype="fp32")
     assert layout.columns == 3
@@ -76,6 +94,10 @@ def test_sizes_agree_with_each_other(layout: Layout, max_payload: int) -> None:
             layout.symbol_size(max_payload)
         return
     symbol_size = layout.symbol_size(max_payload)
+    if len(layout.forms) > 1:
+        assert 64 <= symbol_size <= 4 + max_payload
+        assert layout.symbols(symbol_size) == int(-(-sizes // (symbol_size - 4)).sum())
+        return
     counts = layout.fragment_counts(symbol_size)
     assert counts.dtype == np.int32
     assert 64 <= symbol_size <= 4 + max_payload

@@ -189,7 +189,7 @@ def with_value(value: float, dtype: type = np.float32) -> Arrays:
         ({"dtype": "fp8"}, "unknown dtype 'fp8'"),
         (
             {"wire_dtype": "fp16"},
-            "wire_dtype must be one of fp32, bf16, int8, fp8, int4 for a cache in fp32, got 'fp16'",
+            "wire_dtype must be one of fp32, bf16, int8, fp8, int4, progressive for a cache in fp32, got 'fp16'",
         ),
         ({"wire_dtype": "int3"}, "wire_dtype must be"),
         ({"arrays": with_value(np.nan), "wire_dtype": "int8"}, "layer 1: values hold NaN or infinite values in fp32"),

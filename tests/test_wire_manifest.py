@@ -25,6 +25,7 @@ from quic_pfec.wire.manifest import (
     encode_manifest,
     fragments,
     held_nbytes,
+    precisions,
     unit_nbytes,
     unit_runs,
 )
@@ -81,9 +82,8 @@ def geometry(manifest: Manifest) -> int:
         for _ in range(run.count):
             for first in range(0, manifest.tokens, manifest.block_tokens):
                 rows = min(manifest.block_tokens, manifest.tokens - first)
-                total += fragments(
-                    unit_nbytes(run.kv_heads, run.head_dim, rows, manifest.wire_dtype), manifest.symbol_size
-                )
+                for form in precisions(manifest.wire_dtype):
+                    total += fragments(unit_nbytes(run.kv_heads, run.head_dim, rows, form), manifest.symbol_size)
     return total
 
 
@@ -149,11 +149,13 @@ def test_runs_give_every_unit_in_order(manifest: Manifest) -> None:
     sizes = [nbytes for count, nbytes in unit_runs(manifest) for _ in range(count)]
     columns = -(-manifest.tokens // manifest.block_tokens)
     layers = [run for run in manifest.layers for _ in range(run.count)]
-    assert len(sizes) == len(layers) * columns
+    forms = precisions(manifest.wire_dtype)
+    assert len(sizes) == len(forms) * len(layers) * columns
     for unit, nbytes in enumerate(sizes):
-        layer, column = layers[unit // columns], unit % columns
+        precision, block = divmod(unit, len(layers) * columns)
+        layer, column = layers[block // columns], unit % columns
         rows = min(manifest.block_tokens, manifest.tokens - column * manifest.block_tokens)
-        assert nbytes == unit_nbytes(layer.kv_heads, layer.head_dim, rows, manifest.wire_dtype)
+        assert nbytes == unit_nbytes(layer.kv_heads, layer.head_dim, rows, forms[precision])
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,9 @@ def test_units_can_be_more_than_the_cache_is() -> None:
 def test_every_wire_dtype_has_a_size() -> None:
     assert set(ITEM_SIZES) | set(QUANTISED) == set(WIRE_DTYPES)
     for wire_dtype in WIRE_DTYPES:
-        assert unit_nbytes(2, 3, 4, wire_dtype) > 2 * 2 * 3 * 4 // 2
+        assert unit_nbytes(2, 3, 4, precisions(wire_dtype)[0]) > 2 * 2 * 3 * 4 // 2
+    assert precisions("progressive") == ("int4", "refinement")
+    assert unit_nbytes(2, 5, 3, "refinement") == 2 * 3 * 2 * 3 + 8
 
 
 def test_size_is_judged_first() -> None:

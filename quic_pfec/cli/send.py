@@ -73,7 +73,10 @@ def send_command(
     ] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",
     wire_dtype: Annotated[
-        str, typer.Option(help="What the cache travels as: bf16, its own dtype, or quantised: int8, fp8, int4.")
+        str,
+        typer.Option(
+            help="What the cache travels as: bf16, its own dtype, or quantised: int8, fp8, int4, progressive."
+        ),
     ] = "bf16",
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
     repair_budget: Annotated[
@@ -272,7 +275,6 @@ def figures(report: KVReport, text: str, loaded: LoadedModel, kv: PreparedKV, pr
         "finish_reason": report.finish_reason,
         "tokens": kv.layout.context_tokens,
         "wire_bytes": kv.nbytes,
-        "wire_dtype": kv.layout.wire_dtype,
         "saturated": kv.saturated,
         "model": loaded.name,
         "fingerprint": loaded.fingerprint,

@@ -8,7 +8,8 @@ element, with the validity of each row beside it: enough for both ways of treati
 - `zero`: an element survives if all its bytes came, all others are 0 (the paper's receiver);
 - `mask`: a row of a head survives if its keys and values wholly came, and attention skips all other rows.
 
-In a quantised wire dtype an element has come when its scale has, too.
+In a quantised wire dtype an element has come when its scale has, too. In the progressive one a block is there when its
+base is; a refinement that came whole makes it finer, in whichever order the two come, and one that did not is no hole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quic_pfec.kv.layout import Layout
+from quic_pfec.kv.quantise import Form
 from quic_pfec.kv.units import (
     RAW_DTYPE,
     BytesLike,
@@ -54,7 +56,8 @@ class AssembledKV:
     - `arrays`: raw bits in the assembler's dtype; `arrays.convert(dtype)` gives another
     - `row_valid`: per layer bool [kv_heads, tokens]: keys and values of this row came whole; `mask` hides the others
     - `complete`: bool [unit_count]: came whole and its digest is right
-    - `fraction`: float32 [layers, columns]: share of each unit's KV bytes that came; for pictures and reports
+    - `fraction`: float32 [layers, columns]: share of each unit's KV bytes that came; for pictures and reports. In the
+      progressive form [2 * layers, columns], refinements below
     """
 
     layout: Layout
@@ -84,6 +87,7 @@ class Assembler:
         "_keys",
         "_partial",
         "_values",
+        "_waiting",
         "complete",
         "dtype",
         "layout",
@@ -109,6 +113,7 @@ class Assembler:
         self._values = self._zeros()
         self._fraction = np.zeros(layout.unit_count, dtype=np.float32)
         self._partial: set[int] = set()
+        self._waiting: dict[int, npt.NDArray[np.uint8]] = {}  # by block, of two units the one that came first
         self._finished: str | None = None
 
     def write_unit(self, unit: int, data: BytesLike) -> bool:
@@ -127,7 +132,9 @@ class Assembler:
             self.complete[unit] = True
         else:
             self.rejected += 1
-            self._clear(unit)
+            self._fraction[unit] = 0.0
+            if self.layout.precision_of(unit) == 0:
+                self._clear(unit)
         self._partial.discard(unit)
         return accepted
 
@@ -160,6 +167,9 @@ class Assembler:
         layer = self.layout.layer_of(unit)
         source = np.frombuffer(view[:-DIGEST_SIZE], dtype=np.uint8)
         ranges = [(start, min(stop, source.nbytes)) for start, stop in ranges if start < source.nbytes]
+        if self.layout.precision_of(unit):
+            self._fraction[unit] = sum(stop - start for start, stop in ranges) / source.nbytes
+            return
         if self.layout.quantised:
             self._place_coded(unit, layer, source, ranges, whole_rows)
         else:
@@ -213,11 +223,11 @@ class Assembler:
 
     def layer_complete(self, layer: int) -> bool:
         """Whether every unit of the layer is complete."""
-        columns = self.layout.columns
-        return bool(self.complete[layer * columns : (layer + 1) * columns].all())
+        by_layer = self.complete.reshape(len(self.layout.forms), -1, self.layout.columns)
+        return bool(by_layer[:, layer].all())
 
     def to_units_map(self) -> npt.NDArray[np.float32]:
-        """Share of each unit's KV bytes that came, float32 [layers, columns]; 0 for refused units. A copy."""
+        """Share of each unit's KV bytes that came, float32 as `AssembledKV.fraction`; 0 for refused units. A copy."""
         return self._fraction.reshape(-1, self.layout.columns).copy()
 
     def finish(self, missing: str) -> AssembledKV:
@@ -230,6 +240,7 @@ class Assembler:
             raise LocalError(f"unknown mode {missing!r}, expected one of {', '.join(MISSING)}")
         self._check_open()
         self._finished = missing
+        self._waiting.clear()
         if missing == "mask":
             self._drop_invalid_rows()
         return AssembledKV(
@@ -249,6 +260,8 @@ class Assembler:
         """Writes a unit whose digest is right; False, and nothing written, if a value in it cannot be used."""
         if self.layout.quantised:
             form, coded = self._forms[self.layout.layer_of(unit)], np.frombuffer(body, dtype=np.uint8)
+            if len(self.layout.forms) > 1:
+                return self._place_precision(unit, form, coded)
             if bool(form.bad_rows(coded).any()):
                 return False
             self._place_floats(unit, *form.decode(coded), True)
@@ -257,6 +270,22 @@ class Assembler:
         if not all_finite(block, self.layout.wire_dtype):
             return False
         self._place(unit, block, True)
+        return True
+
+    def _place_precision(self, unit: int, form: Form, coded: npt.NDArray[np.uint8]) -> bool:
+        """Writes a base, or base and refinement once both have come; keeps the one that came first for the other."""
+        refines, block = self.layout.precision_of(unit) > 0, unit % self.layout.block_count
+        if not refines and bool(form.bad_rows(coded).any()):
+            return False
+        other = self._waiting.pop(block, None)
+        if other is None:
+            self._waiting[block] = coded.copy()
+        base: npt.NDArray[np.uint8] | None = coded
+        finer = other
+        if refines:
+            base, finer = other, coded
+        if base is not None:
+            self._place_floats(block, *form.decode(base, finer), True)
         return True
 
     def _place_floats(
@@ -289,7 +318,6 @@ class Assembler:
         start, stop = self.layout.row_range(unit)
         for array in (self._keys[layer], self._values[layer], self.row_valid[layer]):
             array[:, start:stop] = 0
-        self._fraction[unit] = 0.0
 
     def _drop_invalid_rows(self) -> None:
         for unit in self._partial:

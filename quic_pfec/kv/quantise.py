@@ -16,10 +16,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from quic_pfec.wire.manifest import row_nbytes, scale_nbytes, vector_nbytes
+from quic_pfec.wire.manifest import REFINEMENT, row_nbytes, scale_nbytes, vector_nbytes
 
 __all__ = [
     "FP8_MAX",
+    "REFINEMENT_ZERO",
     "SCALE_MAX",
     "SCALE_MIN",
     "Form",
@@ -36,6 +37,9 @@ SCALE_MIN: Final = 2.0**-14
 SCALE_MAX: Final = 65504.0
 FP8_MAX: Final = 448.0
 """Largest value of e4m3fn, which has no infinity."""
+
+REFINEMENT_ZERO: Final = 8
+"""The code of a refinement that changes nothing; one step is a sixteenth of the scale."""
 
 _LEAST_SCALE_BITS: Final = 0x0400  # of SCALE_MIN in fp16; SCALE_MAX is 0x7BFF
 _FP8_NAN: Final = 0x7F
@@ -74,8 +78,9 @@ def decode_fp8(codes: Bytes) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the units of one layer are written. `dtype`: any wire dtype; encoding and decoding are of quantised ones.
+    """How the units of one layer and precision are written. `dtype`: any form of `wire.manifest`.
 
+    Encoding and decoding are of quantised forms, and of refinements together with what they refine.
     "Bodies" are units without their digests, uint8 [units, body bytes], all with the same number of rows.
     """
 
@@ -91,8 +96,11 @@ class Form:
     def body_nbytes(self, rows: int) -> int:
         return self.lead_nbytes + rows * self.kv_heads * row_nbytes(self.head_dim, self.dtype)
 
-    def bodies(self, keys: Floats, values: Floats, block_tokens: int) -> Iterator[tuple[Bytes, int]]:
-        """Bodies of all columns of a layer, in runs of equal size, each with the number of values that were saturated.
+    def bodies(
+        self, keys: Floats, values: Floats, block_tokens: int, *, refined: bool = False
+    ) -> Iterator[tuple[Bytes, Bytes | None, int]]:
+        """Bodies of all columns of a layer, in runs of equal size, their refinements if `refined` (of "int4"), and the
+        number of values that were saturated.
 
         keys, values: finite, `[kv_heads, tokens, head_dim]`. What a dtype cannot hold becomes its nearest: fp8 beyond
         448, scales beyond fp16.
@@ -101,7 +109,23 @@ class Form:
         for start, stop, rows in ((0, whole, block_tokens), (whole, keys.shape[1], keys.shape[1] - whole)):
             if start < stop:
                 blocks = (self.kv_heads, (stop - start) // rows, rows, self.head_dim)
-                yield self._encode(keys[:, start:stop].reshape(blocks), values[:, start:stop].reshape(blocks))
+                parts = keys[:, start:stop].reshape(blocks), values[:, start:stop].reshape(blocks)
+                bodies, saturated = self._encode(*parts)
+                yield bodies, self._refine(bodies, parts) if refined else None, saturated
+
+    def _refine(self, bodies: Bytes, parts: tuple[Floats, Floats]) -> Bytes:
+        lead, row_scales, codes = self._views(bodies)
+        fields = lead.transpose(2, 1, 0, 3)[:, :, :, None], row_scales.transpose(3, 2, 0, 1)[..., None]
+        rows = codes[0].shape[1]
+        refined = np.empty((len(bodies), Form(REFINEMENT, self.kv_heads, self.head_dim).body_nbytes(rows)), np.uint8)
+        _, _, fine = Form(REFINEMENT, self.kv_heads, self.head_dim)._views(refined)
+        for part, (minimum, scale), coarse, out in zip(parts, fields, codes, fine, strict=True):
+            with np.errstate(over="ignore"):
+                steps = np.rint((part - minimum.astype(np.float32)) / (scale.astype(np.float32) / 16))
+            known = unpack_nibbles(coarse, self.head_dim).transpose(2, 0, 1, 3).astype(np.float32) * 16
+            left = np.clip(steps - known + REFINEMENT_ZERO, 0, 15).astype(np.uint8)
+            out[...] = pack_nibbles(left).transpose(1, 2, 0, 3)
+        return refined
 
     def _encode(self, keys: Floats, values: Floats) -> tuple[Bytes, int]:
         _, count, rows, _ = keys.shape
@@ -143,12 +167,16 @@ class Form:
         blank: Bytes = body[0]
         return blank
 
-    def decode(self, body: Bytes) -> tuple[Floats, Floats]:
+    def decode(self, body: Bytes, refinement: Bytes | None = None) -> tuple[Floats, Floats]:
         """Keys and values of one body, each float32 `[rows, kv_heads, head_dim]`.
 
-        Finite where `bad_rows` finds nothing; elsewhere anything.
+        Finite where `bad_rows` finds nothing; elsewhere anything. `refinement`: the body that refines it, of "int4".
         """
         lead, row_scales, codes = self._views(body[None])
+        if refinement is not None:
+            _, _, fine = Form(REFINEMENT, self.kv_heads, self.head_dim)._views(refinement[None])
+            keys = self._refined(codes[0][0], fine[0][0], lead[0].transpose(1, 0, 2)[:, None])
+            return keys, self._refined(codes[1][0], fine[1][0], row_scales[0].transpose(2, 0, 1)[..., None])
         if self.dtype == "fp8":
             return decode_fp8(codes[0][0]), decode_fp8(codes[1][0])
         with np.errstate(invalid="ignore"):
@@ -161,6 +189,13 @@ class Form:
             values: Floats = codes.view(np.int8) * wide[0]
         else:
             values = unpack_nibbles(codes, self.head_dim) * wide[1] + wide[0]
+        return values
+
+    def _refined(self, codes: Bytes, fine: Bytes, scales: npt.NDArray[np.float16]) -> Floats:
+        wide = scales.astype(np.float32)
+        steps = unpack_nibbles(codes, self.head_dim).astype(np.int16) * 16
+        steps += unpack_nibbles(fine, self.head_dim)
+        values: Floats = (steps - np.int16(REFINEMENT_ZERO)) * (wide[1] / 16) + wide[0]
         return values
 
     def bad_rows(self, body: Bytes) -> Bits:
@@ -195,9 +230,14 @@ class Form:
             known[..., 1, :] &= rows[..., :scale].all(axis=-1, keepdims=True)
         return known
 
-    def as_received(self, keys: Floats, values: Floats, block_tokens: int) -> tuple[Floats, Floats]:
+    def as_received(
+        self, keys: Floats, values: Floats, block_tokens: int, *, refined: bool = False
+    ) -> tuple[Floats, Floats]:
         """Keys and values, `[kv_heads, tokens, head_dim]`, as a receiver of all units has them, in float32."""
-        parts = [self.decode(body) for run, _ in self.bodies(keys, values, block_tokens) for body in run]
+        parts = []
+        for bodies, finer, _ in self.bodies(keys, values, block_tokens, refined=refined):
+            for index, body in enumerate(bodies):
+                parts.append(self.decode(body, None if finer is None else finer[index]))
         there, back = (np.concatenate([part[which] for part in parts]).transpose(1, 0, 2) for which in (0, 1))
         return np.ascontiguousarray(there), np.ascontiguousarray(back)
 

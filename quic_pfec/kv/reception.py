@@ -40,8 +40,10 @@ def kept_elements(layout: Layout, symbol_size: int, fragments: Bits) -> list[Bit
     """Elements all of whose bytes, and those of their scales, came.
 
     Per layer bool [kv_heads, tokens, 2, head_dim], keys first. `fragments`: bool [unit_count, fragments], see
-    `fragments_by_unit`.
+    `fragments_by_unit`. Raises LocalError for the progressive form, of which elements come in two precisions.
     """
+    if len(layout.forms) > 1:
+        raise LocalError(f"which elements came does not tell their precision in {layout.wire_dtype}")
     payload = symbol_size - UNIT_HEADER_SIZE
     by_layer = fragments.reshape(len(layout.layers), layout.columns, -1)
     kept = []

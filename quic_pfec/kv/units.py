@@ -168,9 +168,9 @@ def floats(bits: RawArray, dtype: str) -> npt.NDArray[np.float32]:
 
 
 def form_of(layout: Layout, layer: int) -> Form:
-    """How the layer's units are written."""
+    """How the layer's units are written, those that refine others apart."""
     shape = layout.layers[layer]
-    return Form(layout.wire_dtype, shape.kv_heads, shape.head_dim)
+    return Form(layout.forms[0], shape.kv_heads, shape.head_dim)
 
 
 def as_received(layout: Layout, arrays: KVArrays) -> KVArrays:
@@ -184,7 +184,8 @@ def as_received(layout: Layout, arrays: KVArrays) -> KVArrays:
     layers = []
     for layer, pair in enumerate(arrays.layers):
         keys, values = (floats(bits, arrays.dtype) for bits in pair)
-        back = form_of(layout, layer).as_received(keys, values, layout.block_tokens)
+        refined = len(layout.forms) > 1
+        back = form_of(layout, layer).as_received(keys, values, layout.block_tokens, refined=refined)
         layers.append((convert(back[0].view(np.uint32), "fp32", arrays.dtype),
                        convert(back[1].view(np.uint32), "fp32", arrays.dtype)))  # fmt: skip
     return KVArrays(tuple(layers), arrays.dtype)
@@ -232,8 +233,9 @@ def write_unit(layout: Layout, arrays: KVArrays, unit: int, out: npt.NDArray[np.
     shape = layout.layers[layout.layer_of(unit)]
     if layout.quantised:
         rows = [floats(part[:, start:stop], arrays.dtype) for part in (keys, values)]
-        [(bodies, _)] = form_of(layout, layout.layer_of(unit)).bodies(rows[0], rows[1], stop - start)
-        out[:-DIGEST_SIZE] = bodies[0]
+        form, refined = form_of(layout, layout.layer_of(unit)), layout.precision_of(unit) > 0
+        [(bodies, finer, _)] = form.bodies(rows[0], rows[1], stop - start, refined=refined)
+        out[:-DIGEST_SIZE] = bodies[0] if finer is None else finer[0]
     else:
         body = out[:-DIGEST_SIZE].view(keys.dtype).reshape(stop - start, shape.kv_heads, 2, shape.head_dim)
         body[:, :, 0] = keys[:, start:stop].transpose(1, 0, 2)
@@ -276,26 +278,29 @@ def pack_symbols(
     first = np.empty(layout.unit_count, dtype=np.int64)
     first[order] = np.cumsum(counts, dtype=np.int64) - counts
     saturated = 0
-    for layer, columns in enumerate(first.reshape(-1, layout.columns)):
+    for layer in range(len(layout.layers)):
+        firsts = first.reshape(len(layout.forms), -1, layout.columns)[:, layer].tolist()
         if layout.quantised:
-            saturated += _quantise_layer(layout, arrays, layer, columns.tolist(), run)
+            saturated += _quantise_layer(layout, arrays, layer, firsts, run)
         else:
-            _pack_layer(layout, arrays, layer, columns.tolist(), run)
+            _pack_layer(layout, arrays, layer, firsts[0], run)
     return first, saturated
 
 
-def _quantise_layer(layout: Layout, arrays: KVArrays, layer: int, firsts: list[int], run: memoryview) -> int:
+def _quantise_layer(layout: Layout, arrays: KVArrays, layer: int, firsts: list[list[int]], run: memoryview) -> int:
     wide = []
     for name, bits in zip(("keys", "values"), arrays.layers[layer], strict=True):
         _refuse_non_finite(layer, name, bits, arrays.dtype)
         wide.append(floats(bits, arrays.dtype))
     saturated = column = 0
-    for bodies, beyond in form_of(layout, layer).bodies(wide[0], wide[1], layout.block_tokens):
+    refined = len(layout.forms) > 1
+    for bodies, finer, beyond in form_of(layout, layer).bodies(wide[0], wide[1], layout.block_tokens, refined=refined):
         saturated += beyond
-        for body in bodies:
-            unit = layer * layout.columns + column
-            scatter_unit(run, firsts[column], unit, body, digest(unit, body))
-            column += 1
+        for precision, made in enumerate((bodies, finer)):
+            for index, body in enumerate(() if made is None else made):
+                unit = precision * layout.block_count + layer * layout.columns + column + index
+                scatter_unit(run, firsts[precision][column + index], unit, body, digest(unit, body))
+        column += len(bodies)
     return saturated
 
 

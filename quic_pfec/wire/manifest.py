@@ -24,6 +24,7 @@ __all__ = [
     "MISSING_MODES",
     "MODEL_UNSTATED",
     "QUANTISED",
+    "REFINEMENT",
     "WIRE_DTYPES",
     "LayerRun",
     "Manifest",
@@ -32,6 +33,7 @@ __all__ = [
     "encode_manifest",
     "fragments",
     "held_nbytes",
+    "precisions",
     "row_nbytes",
     "scale_nbytes",
     "unit_nbytes",
@@ -44,9 +46,11 @@ DIGEST_SIZE = 8
 """Bytes of xxh3_64 at the end of each unit."""
 ITEM_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of one element, by dtype name: the dtypes that a cache may have, and that travel as they are."""
-QUANTISED = ("int8", "fp8", "int4")
+QUANTISED = ("int8", "fp8", "int4", "progressive")
 """Wire dtypes that no cache has: made at the sender, turned back at the receiver (docs/wire.md §3)."""
 WIRE_DTYPES = (*ITEM_SIZES, *QUANTISED)
+REFINEMENT = "refinement"
+"""The form of units that refine those of "int4"; no wire dtype of its own."""
 MISSING_MODES = ("mask", "zero", "recompute")
 """What a receiver can be asked to do about rows that did not come."""
 MODEL_UNSTATED = "unstated"
@@ -111,28 +115,36 @@ _encoder = msgspec.msgpack.Encoder()
 _WHERE = re.compile(r" - at `\$\[(\d+)\].*`$")
 
 
-_ELEMENT_BITS = {name: 8 * size for name, size in ITEM_SIZES.items()} | {"int8": 8, "fp8": 8, "int4": 4}
+_ELEMENT_BITS = {name: 8 * size for name, size in ITEM_SIZES.items()} | {"int8": 8, "fp8": 8, "int4": 4, REFINEMENT: 4}
 _SCALE_NBYTES = {"int8": 2, "int4": 4}  # fp16: a scale; a minimum and a scale
 
 
-def vector_nbytes(head_dim: int, wire_dtype: str) -> int:
+def precisions(wire_dtype: str) -> tuple[str, ...]:
+    """The forms of the units that a block makes, in the order of their ids: one, but for "progressive".
+
+    The functions of sizes below are of forms, which have the names of the wire dtypes that have only one.
+    """
+    return ("int4", REFINEMENT) if wire_dtype == "progressive" else (wire_dtype,)
+
+
+def vector_nbytes(head_dim: int, form: str) -> int:
     """Bytes of the elements of one key or value vector."""
-    return -(-head_dim * _ELEMENT_BITS[wire_dtype] // 8)
+    return -(-head_dim * _ELEMENT_BITS[form] // 8)
 
 
-def scale_nbytes(wire_dtype: str) -> int:
-    """Bytes that scale one channel of the keys or one value vector; 0 for dtypes without scales."""
-    return _SCALE_NBYTES.get(wire_dtype, 0)
+def scale_nbytes(form: str) -> int:
+    """Bytes that scale one channel of the keys or one value vector; 0 for forms without scales."""
+    return _SCALE_NBYTES.get(form, 0)
 
 
-def row_nbytes(head_dim: int, wire_dtype: str) -> int:
+def row_nbytes(head_dim: int, form: str) -> int:
     """Bytes of one row of one head: scale of the values, keys, values."""
-    return scale_nbytes(wire_dtype) + 2 * vector_nbytes(head_dim, wire_dtype)
+    return scale_nbytes(form) + 2 * vector_nbytes(head_dim, form)
 
 
-def unit_nbytes(kv_heads: int, head_dim: int, rows: int, wire_dtype: str) -> int:
+def unit_nbytes(kv_heads: int, head_dim: int, rows: int, form: str) -> int:
     """Bytes of a unit: scales of the key channels, K and V of `rows` rows of one layer, and the digest."""
-    return kv_heads * (head_dim * scale_nbytes(wire_dtype) + rows * row_nbytes(head_dim, wire_dtype)) + DIGEST_SIZE
+    return kv_heads * (head_dim * scale_nbytes(form) + rows * row_nbytes(head_dim, form)) + DIGEST_SIZE
 
 
 def cast_problem(dtype: str, wire_dtype: str) -> str | None:
@@ -152,16 +164,17 @@ def fragments(nbytes: int, symbol_size: int) -> int:
 def unit_runs(manifest: Manifest) -> Iterator[tuple[int, int]]:
     """The units of a checked manifest in the order of their ids, as runs (count, nbytes) of one size.
 
-    Each layer gives its whole columns, then its last column where `tokens` is no multiple of `block_tokens`.
+    For each precision, each layer gives its whole columns, then its last column where `tokens` is no multiple of
+    `block_tokens`.
     """
-    dtype = manifest.wire_dtype
     whole, rest = divmod(manifest.tokens, manifest.block_tokens)
-    for run in manifest.layers:
-        for _ in range(run.count):
-            if whole:
-                yield whole, unit_nbytes(run.kv_heads, run.head_dim, manifest.block_tokens, dtype)
-            if rest:
-                yield 1, unit_nbytes(run.kv_heads, run.head_dim, rest, dtype)
+    for form in precisions(manifest.wire_dtype):
+        for run in manifest.layers:
+            for _ in range(run.count):
+                if whole:
+                    yield whole, unit_nbytes(run.kv_heads, run.head_dim, manifest.block_tokens, form)
+                if rest:
+                    yield 1, unit_nbytes(run.kv_heads, run.head_dim, rest, form)
 
 
 def held_nbytes(manifest: Manifest) -> int:
@@ -281,7 +294,7 @@ def _layers_problem(manifest: Manifest, limits: Limits) -> str | None:
 
 def _totals_problem(manifest: Manifest, limits: Limits) -> str | None:
     units = symbols = 0
-    for count, nbytes in unit_runs(manifest):  # at most two steps a layer
+    for count, nbytes in unit_runs(manifest):  # at most two steps a layer and precision
         parts = fragments(nbytes, manifest.symbol_size)
         if parts > MAX_FRAGMENTS:
             return f"a unit of {nbytes} bytes takes {parts} symbols, at most {MAX_FRAGMENTS} can be numbered"
