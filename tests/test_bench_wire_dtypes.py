@@ -34,4 +34,4 @@ def test_it_compares_wire_dtypes(tmp_path: Path) -> None:
     assert mean["bf16"]["kl"] == 0.0
     assert mean["bf16"]["agreement"] == 1.0
     assert 0 < mean["int8"]["kl"] < mean["fp8"]["kl"]
-    assert mean["int8"]["kl"] < mean["int4"]["kl"]
+    assert mean["progressive"]["kl"] < mean["int4"]["kl"] < mean["bf16, 50% missing"]["kl"]

@@ -43,6 +43,8 @@ class Admissions:
         if layout.quantised:
             dtype = dtype or manifest.dtype
             nbytes = layout.cache_nbytes(dtype)
+            if len(layout.forms) > 1:  # of two units of a block the first is kept for the second
+                nbytes += int(layout.unit_sizes().sum())
         else:
             width = 1 if dtype is None else ITEM_SIZES[dtype] / ITEM_SIZES[layout.wire_dtype]
             nbytes = int(int(layout.unit_sizes().sum()) * width)

@@ -178,7 +178,8 @@ def unit_runs(manifest: Manifest) -> Iterator[tuple[int, int]]:
 
 
 def held_nbytes(manifest: Manifest) -> int:
-    """Bytes that a receiver must be ready to hold: of all units or, if it is more, of a quantised cache turned back.
+    """Bytes that a receiver must be ready to hold: of all units or, if it is more, of a quantised cache turned back;
+    of both in "progressive", where a unit is kept for the one that belongs to it.
 
     `manifest` must have passed its checks, but for the totals.
     """
@@ -186,7 +187,8 @@ def held_nbytes(manifest: Manifest) -> int:
     if manifest.wire_dtype not in QUANTISED:
         return total
     elements = manifest.tokens * sum(run.count * run.kv_heads * 2 * run.head_dim for run in manifest.layers)
-    return max(total, elements * ITEM_SIZES[manifest.dtype])
+    cache = elements * ITEM_SIZES[manifest.dtype]
+    return max(total, cache) if len(precisions(manifest.wire_dtype)) == 1 else total + cache
 
 
 def encode_manifest(manifest: Manifest, limits: Limits | None = None) -> bytes:
