@@ -205,8 +205,8 @@ def test_an_intact_hand_off_is_finite_whatever_was_sent(pair: Pair, wire_dtype: 
     for sent, bits in zip(pair, (keys, values), strict=True):
         got = floats(bits, held)
         assert np.isfinite(got).all()
-        # Never larger than what was sent, but for half a step.
-        assert float(np.abs(got).max()) <= max(float(np.abs(sent).max()) * 1.08, 1e-3)
+        # Never larger than what was sent, but for half a step; the least of fp8 is 2^-9.
+        assert float(np.abs(got).max()) <= float(np.abs(sent).max()) * 1.08 + 2.0**-10
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
