@@ -7,10 +7,15 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quic_pfec.fec.coefficients import expand
 from quic_pfec.fec.rfc8681 import coefficients
+from quic_pfec.kv.assemble import Assembler
+from quic_pfec.kv.prepared import prepare_arrays
 from quic_pfec.wire import frames, varint
 from quic_pfec.wire.limits import Limits
+from quic_pfec.wire.manifest import WIRE_DTYPES
 from quic_pfec.wire.parameter import PARAMETER_ID, PfecParameter
 
 PATH = Path(__file__).parent / "vectors.json"
@@ -61,6 +66,34 @@ def plain(frame: Any) -> dict[str, Any]:
     return {field.name: value(getattr(frame, field.name)) for field in fields(frame)}
 
 
+def cache() -> list[tuple[Any, Any]]:
+    """Two layers of two heads, three rows of five: small values, large ones, a channel that is constant, zeros."""
+    rows = np.arange(2 * 2 * 3 * 5, dtype=np.float32).reshape(2, 2, 3, 5)
+    keys, values = (rows * 37 % 101 - 50) / 16, (rows * 53 % 97 - 48) / 64
+    keys[..., 1], keys[..., 2], values[:, 1, 1] = 100.25, keys[..., 2] * 1024, 0
+    return [(keys[0], values[0]), (keys[1] * -3, values[1] * 1e-6)]
+
+
+def units() -> dict[str, Any]:
+    """Each unit of `cache()` in each wire dtype with digest, and its keys and values, bits of fp32, that come of it."""
+    made: dict[str, Any] = {}
+    for wire_dtype in WIRE_DTYPES:
+        pairs, dtype = cache(), "fp32"
+        if wire_dtype == "fp16":
+            pairs, dtype = [(keys.astype(np.float16), values.astype(np.float16)) for keys, values in pairs], "fp16"
+        kv = prepare_arrays(pairs, dtype=dtype, model="m", wire_dtype=wire_dtype, order="fifo", block_tokens=2)
+        assembler = Assembler(kv.layout, "fp32")
+        sent = [kv.unit_at(position) for position in range(kv.layout.unit_count)]
+        for unit, data in sent:
+            assembler.write_unit(unit, data)
+        layers = assembler.finish("mask").arrays.layers
+        made[wire_dtype] = {
+            "units": {str(unit): data.hex() for unit, data in sent},
+            "layers": [[part.astype(">u4").tobytes().hex() for part in pair] for pair in layers],
+        }
+    return made
+
+
 def vectors() -> dict[str, Any]:
     """Everything, as plain values."""
     value = PfecParameter.from_limits(Limits()).serialize()
@@ -76,6 +109,7 @@ def vectors() -> dict[str, Any]:
         "coefficients": [
             {"header": plain(h), "terms": [list(term) for term in expand(*_fields(h))]} for h in headers()
         ],
+        "units": units(),
     }
 
 

@@ -7,11 +7,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quic_pfec.kv.auto import AUTO, choose_wire_dtype
+from quic_pfec.kv.layout import Layout
 from quic_pfec.kv.prepared import PreparedKV, prepare_arrays
 from quic_pfec.kv.profile import Profile, builtin
 from quic_pfec.quantities import described, integer, number
@@ -28,7 +31,7 @@ from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, LocalError
 from quic_pfec.wire.limits import Limits
-from quic_pfec.wire.manifest import MISSING_MODES, MODEL_UNSTATED
+from quic_pfec.wire.manifest import MISSING_MODES, MODEL_UNSTATED, QUANTISED
 
 Order = Literal["utility", "prefix", "fifo"]
 Missing = Literal["mask", "zero", "recompute"]
@@ -256,13 +259,24 @@ def prepare(
 
     cache: a Hugging Face cache (batch one), or a list of (keys, values) numpy arrays [kv_heads, tokens, head_dim].
     tokens: ids of the whole context (tensor, array or list), so that the receiver can check it means the same text.
-    profile or utility (float64 per unit id): what matters; neither = the profile that
-    ships for `model`, or else a generic guess. wire_dtype: "bf16" by default;
-    the cache's own dtype, or bf16. first_token: send only the rows from here on (the receiver holds those before).
+    profile or utility (float64 per unit id): what matters; neither = the profile that ships for `model`, or else a
+    generic guess. wire_dtype: "bf16" by default; the cache's own dtype, bf16, or quantised: "int8" (with heads of 64
+    elements 0.54 of bf16's bytes), "fp8" (0.50), "int4" (0.33), "progressive" (0.58: int4 for all blocks, then what is
+    left to about int8, by utility per byte). first_token: send only the rows from here on (the receiver holds those
+    before).
     model: fingerprint that the receiver compares with its own (`llm.models.fingerprint`); not stated, it checks shapes.
 
     Raises ValueError with one line for whatever cannot be sent, ImportError naming the extra for a Hugging Face cache.
     """
+    if wire_dtype == AUTO:
+        raise LocalError("wire_dtype='auto' depends on deadline and rate: give it and the cache itself to send_kv")
+    return _prepare(cache, tokens, profile, utility, order, wire_dtype or "bf16", first_token, model, rope)
+
+
+def _prepare(
+    cache: Any, tokens: Any, profile: Profile | None, utility: NDArray[np.float64] | None, order: Order,
+    wire_dtype: str | Callable[[Layout], str], first_token: int = 0, model: str = MODEL_UNSTATED, rope: str = "",
+) -> PreparedKV:  # fmt: skip
     ids = None if tokens is None else _token_ids(tokens)
     integer("first_token", first_token, 0, 1 << 20, "the position of the first row that is sent, a whole number")
     for name, text in (("model", model), ("rope", rope)):
@@ -282,14 +296,15 @@ def prepare(
             raise LocalError(f"first_token is {first_token}, the cache has {cache[0][0].shape[1]} tokens")
         rows = cache if first_token == 0 else [(k[:, first_token:], v[:, first_token:]) for k, v in cache]
         return prepare_arrays(
-            rows, dtype=dtype, model=model, wire_dtype=wire_dtype or "bf16", order=order, profile=profile,
+            rows, dtype=dtype, model=model, wire_dtype=wire_dtype, order=order, profile=profile,
             utility=utility, tokens=ids, first_token=first_token, rope=rope,
         )  # fmt: skip
     from quic_pfec.kv import hf
 
-    extracted = hf.extract(cache, wire_dtype or "bf16", first_token=first_token)
+    own = callable(wire_dtype) or wire_dtype in QUANTISED
+    extracted = hf.extract(cache, None if own else str(wire_dtype), first_token=first_token)
     return prepare_arrays(
-        extracted.arrays.layers, dtype=extracted.wire_dtype, model=model, wire_dtype=extracted.wire_dtype, order=order,
+        extracted.arrays.layers, dtype=extracted.wire_dtype, model=model, wire_dtype=wire_dtype, order=order,
         profile=profile, utility=utility, tokens=ids, first_token=first_token, rope=rope,
         sliding_windows=[shape.sliding_window for shape in extracted.shapes],
     )  # fmt: skip
@@ -343,12 +358,14 @@ async def send_kv(
 
     cache: what `prepare` returned, or what it takes. deadline: seconds from this call (> 0); or deadline_at on
     `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
-    not prepared. scheduler: one of `schedule.policies.POLICY_NAMES`; "paper-deficit" is the paper's design with its
-    deficit heuristic in the place of the learned policy. repair_budget: repairs plus resends allowed as a
-    share of the symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those
-    rows from `tokens` where that fits the receiver's time, else it masks (`KVReport.missing_used`). late: what
-    becomes of what arrives after the freeze: it is dropped. base: handle of an earlier hand-off that holds the tokens
-    before this one's first. then: what to generate, at the freeze, without another trip.
+    not prepared; wire_dtype may also be "auto": bf16 if all of it can be sent before the deadline at the connection's
+    rate (with cubic or reno: what they allow just then), else progressive. scheduler: one of
+    `schedule.policies.POLICY_NAMES`; "paper-deficit" is the paper's design with its deficit heuristic in the place of
+    the learned policy. repair_budget: repairs plus resends allowed as a share of the symbols, None = no limit. missing:
+    what the receiver does about holes; "recompute" computes those rows from `tokens` where that fits the receiver's
+    time, else it masks (`KVReport.missing_used`). late: what becomes of what arrives after the freeze: it is dropped.
+    base: handle of an earlier hand-off that holds the tokens before this one's first. then: what to generate, at the
+    freeze, without another trip.
 
     Returns at the receiver's report, or at the deadline + 3 PTO with `confirmed=False`. A partial hand-off is a result.
     Raises ValueError (misuse), HandoffRefused (the peer will not), ConnectionError (the connection died). Cancelling
@@ -385,7 +402,11 @@ async def send_kv(
             if given is not None:
                 raise LocalError(f"this cache is prepared: give {parameter}= to prepare(), where it takes effect")
     else:
-        kv = prepare(cache, tokens=tokens, profile=profile, order=order, wire_dtype=wire_dtype)
+        choice: Any = wire_dtype or "bf16"
+        if wire_dtype == AUTO:
+            quic, remaining_s = conn.protocol.quic, deadline_s - conn.protocol.quic.min_rtt_s / 2 - time.monotonic()
+            choice = partial(choose_wire_dtype, path=quic.path, remaining_s=remaining_s, loss=quic.loss_history.long)
+        kv = _prepare(cache, tokens, profile, None, order, choice)
     if missing == "recompute" and kv.tokens is None:
         raise LocalError("missing='recompute' needs the token ids: give tokens=... (to prepare, for a prepared cache)")
     options = SendOptions(deadline_s, scheduler, repair_budget, missing, base)
@@ -431,6 +452,7 @@ def _report(conn: Connection, outgoing: Outgoing, report: messages.Report | None
         extension="on" if sender is not None else "off",
         scheduler=options.scheduler if sender is not None else "stream",
         missing=options.missing,
+        wire_dtype=layout.wire_dtype,
         j_block=result.j_block,
         j_frac=result.j_frac,
         units_complete=result.units_complete,

@@ -43,11 +43,13 @@ class KVReport:
     handle: names the cache at the receiver (0 = unknown). confirmed: False if no report came by deadline + 3 PTO; the
     numbers of units are then unknown (zero). extension: "on", or "off" where the hand-off went over a plain stream.
     j_block, j_frac: utility of complete units, and weighted by what is there of each, in [0, 1]. unit_share: float64
-    [layers, columns]. deadline_s, frozen_s, decode_started_s: seconds since the call, by the receiver's account.
+    [layers, columns], in the progressive form [2 * layers, columns], refinements below, which count as units.
+    deadline_s, frozen_s, decode_started_s: seconds since the call, by the receiver's account.
     recovered_verified: whether every symbol that the receiver decoded is bit-equal to the one sent (None = not known).
     started_clock_s, first_packet_clock_s: our monotonic clock. frozen_clock_s, decode_clock_s: the receiver's own
     monotonic clock, comparable with ours only on one host. missing: what was asked for about holes. missing_used: what
     was done, known once decoding began: "mask" in the place of "recompute" where the receiver had no time for it.
+    wire_dtype: what the cache travelled as.
     congestion_control: the controller that ran; loss_threshold: the share of losses in a round trip that `bbr` bore,
     0.02 as in its draft unless the path was declared lossy.
     """
@@ -75,6 +77,7 @@ class KVReport:
     decode_started_s: float | None = None
     decode_clock_s: float | None = None
     missing: str = "mask"
+    wire_dtype: str = ""
     missing_used: str | None = None
     scores: tuple[int, ...] = ()
     finish_reason: str = ""
@@ -116,6 +119,7 @@ class KVReport:
             "decode_started_s": self.decode_started_s,
             "missing": self.missing,
             "missing_used": self.missing_used,
+            "wire_dtype": self.wire_dtype,
             "limited_by": self.limited_by,
             "congestion_control": self.congestion_control,
             "loss_threshold": self.loss_threshold,

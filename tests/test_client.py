@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from quic_pfec.client import Generate, connect, prepare, send_kv
+from quic_pfec.kv.units import KVArrays, as_received
 from quic_pfec.link.options import RelayOptions
 from quic_pfec.link.process import RelayProcess
 from quic_pfec.quic.outgoing import HandoffRefused
 from quic_pfec.sim.channel import PRESETS
 from quic_pfec.wire.errors import AppCode
 from quic_pfec.wire.limits import Limits
+from quic_pfec.wire.manifest import QUANTISED
 
 from .handoff_world import (
     arrays,
@@ -48,6 +50,67 @@ async def test_lossless_hand_off_is_bit_equal_and_ends_early() -> None:
         await until(lambda: len(server.received) == 1)
         assert_bit_equal(server.received[0], cache)
         await until(server.idle)
+
+
+@pytest.mark.parametrize("extension", [True, False])
+@pytest.mark.parametrize("wire_dtype", QUANTISED)
+async def test_quantised_hand_offs_are_what_both_ends_compute(wire_dtype: str, extension: bool) -> None:
+    cache = arrays(4, 100)
+    layout = prepare(cache, wire_dtype=wire_dtype).layout
+    expected = as_received(layout, KVArrays.of(cache, "fp32")).layers
+    async with serving() as server, connecting(server, rate="100Mbps", extension=extension) as conn:
+        report = await send_kv(conn, cache, 30.0, wire_dtype=wire_dtype)
+        assert report.confirmed
+        assert report.j_block == 1.0
+        assert report.units_corrupt == 0
+        await until(lambda: len(server.received) == 1)
+        got = server.received[0]
+        assert (got.manifest.dtype, got.manifest.wire_dtype, got.kv.arrays.dtype) == ("fp32", wire_dtype, "fp32")
+        assert_bit_equal(got, [(keys.view(np.float32), values.view(np.float32)) for keys, values in expected])
+        await until(server.idle)
+
+
+async def test_auto_rounds_nothing_while_there_is_time() -> None:
+    cache = arrays(6, 128)  # 393 kB in bf16: 0.66 s at 5 Mbit/s; 0.40 s in both precisions, 0.23 s the bases
+    said = []
+    async with serving() as server:
+        with relaying(server, rate_bps=5e6) as relay:
+            async with connecting(relay.port, rate="5Mbps") as conn:
+                for deadline in (20.0, 0.33):
+                    relay.epoch()
+                    report = await send_kv(conn, cache, deadline, wire_dtype="auto")
+                    said.append((report.wire_dtype, report.j_block == 1.0))
+                    assert report.as_dict()["wire_dtype"] == report.wire_dtype
+        await until(lambda: len(server.received) == 2)
+    assert said == [("bf16", True), ("progressive", False)]
+    assert_bit_equal(server.received[0], cache)
+    got = server.received[1]
+    assert got.manifest.wire_dtype == "progressive"
+    assert report.unit_share.shape == (12, 8)
+    bases, refinements = got.complete.reshape(2, -1)
+    assert bases.mean() > refinements.mean()
+    assert [bool(valid.all()) for valid in got.kv.row_valid] == bases.reshape(6, -1).all(axis=1).tolist()
+
+
+def test_auto_is_for_send_kv() -> None:
+    with pytest.raises(ValueError, match="give it and the cache itself to send_kv"):
+        prepare(arrays(1, 16), wire_dtype="auto")
+
+
+async def test_a_quantised_hand_off_over_a_lossy_link_leaves_nothing_foreign() -> None:
+    cache = arrays(6, 128)
+    expected = as_received(prepare(cache, wire_dtype="int8").layout, KVArrays.of(cache, "fp32")).layers
+    async with serving() as server:
+        with relaying(server, rate_bps=3e6, loss=PRESETS["paper"]) as relay:
+            async with connecting(relay.port, rate="3Mbps") as conn:
+                relay.epoch()
+                report = await send_kv(conn, cache, 0.3, wire_dtype="int8")
+        await until(lambda: len(server.received) == 1)
+    assert 0 < report.j_frac < 1
+    assert report.units_corrupt == 0
+    assert_nothing_foreign(
+        server.received[0], [(keys.view(np.float32), values.view(np.float32)) for keys, values in expected]
+    )
 
 
 @pytest.mark.parametrize("congestion_control", ["cubic", "reno"])
@@ -231,7 +294,7 @@ SECONDS = r"^deadline is a number of seconds from now, such as 2\.0, not "
         ({"deadline": 1.0, "repair_budget": float("nan")}, r"a share of the symbols, such as 0\.1, not nan"),
         ({"deadline": 1.0, "repair_budget": "3"}, r"a share of the symbols, such as 0\.1, not '3'"),
         ({"deadline": 1.0, "order": "random"}, "expected one of utility, prefix, fifo"),
-        ({"deadline": 1.0, "wire_dtype": "int8"}, "'fp32' or 'bf16'"),
+        ({"deadline": 1.0, "wire_dtype": "int3"}, "wire_dtype must be one of fp32, bf16, int8, fp8, int4, progressive"),
         ({"deadline": 1.0, "tokens": "the text"}, "ids of the whole context, a tensor, an array or a list of ints"),
         ({"deadline": 1.0, "tokens": [0.5] * 16}, "ids of the whole context"),
         ({"deadline": 1.0, "tokens": [[1], [2, 3]]}, "ids of the whole context"),

@@ -8,8 +8,11 @@ import pytest
 
 from interop import make_vectors
 from quic_pfec.fec import codec, coefficients
+from quic_pfec.kv.assemble import Assembler
+from quic_pfec.kv.layout import LayerShape, Layout
 from quic_pfec.wire import frames
 from quic_pfec.wire.limits import Limits
+from quic_pfec.wire.manifest import WIRE_DTYPES
 
 PUBLISHED = json.loads(make_vectors.PATH.read_text())
 PARSERS = {
@@ -30,6 +33,22 @@ def test_published_bytes_parse_to_the_frame(name: str) -> None:
     frame, used = PARSERS[name.partition("_")[0]](data, frames.FRAME_TYPE_SIZE, Limits())  # type: ignore[operator]
     assert used == len(data)
     assert frame.body() == make_vectors.all_frames()[name].body()
+
+
+@pytest.mark.parametrize("wire_dtype", sorted(PUBLISHED["units"]))
+def test_published_units_become_the_published_cache(wire_dtype: str) -> None:
+    layout = Layout((LayerShape(2, 5),) * 2, 3, block_tokens=2, wire_dtype=wire_dtype)
+    published = PUBLISHED["units"][wire_dtype]
+    assembler = Assembler(layout, "fp32")
+    assert len(published["units"]) == layout.unit_count
+    for unit, data in published["units"].items():
+        assert assembler.write_unit(int(unit), bytes.fromhex(data))
+    for pair, parts in zip(assembler.finish("zero").arrays.layers, published["layers"], strict=True):
+        assert [part.astype(">u4").tobytes().hex() for part in pair] == parts
+
+
+def test_every_wire_dtype_is_published() -> None:
+    assert set(PUBLISHED["units"]) == set(WIRE_DTYPES)
 
 
 @pytest.mark.parametrize("expand", [coefficients.expand, codec.expand], ids=["twin", "native"])

@@ -72,7 +72,7 @@ def slow_expected(
     layout: Layout, units: list[np.ndarray], came: list[np.ndarray], missing: str
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(keys, values, row_valid) of each layer, element by element from the byte maps of what came."""
-    itemsize = layout.itemsize
+    itemsize = RAW_DTYPE[layout.wire_dtype].itemsize
     raw = RAW_DTYPE[layout.wire_dtype]
     result = []
     for layer, shape in enumerate(layout.layers):

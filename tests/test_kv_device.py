@@ -33,10 +33,10 @@ CONFIG = LlamaConfig(
 CANARY = 12345.0
 
 
-def prepared(tokens: int = 70, seed: int = 0) -> PreparedKV:
+def prepared(tokens: int = 70, seed: int = 0, wire_dtype: str = "bf16") -> PreparedKV:
     rng = np.random.default_rng(seed)
     rows = [tuple(rng.normal(size=(2, tokens, 64)).astype(np.float32) for _ in range(2)) for _ in range(3)]
-    return prepare_arrays(rows, dtype="fp32", model="test", wire_dtype="bf16")  # type: ignore[arg-type]
+    return prepare_arrays(rows, dtype="fp32", model="test", wire_dtype=wire_dtype)  # type: ignore[arg-type]
 
 
 def assert_same(frame: hf.Frame, assembler: Assembler, dtype: Any) -> None:
@@ -71,6 +71,28 @@ def test_rows_arrive_as_they_complete_and_parts_at_the_end(dtype: Any, device: s
     assert cache.hole_count() == holes > 0
     whole = DeviceMirror(assembler, CONFIG, dtype=dtype, device=device)
     assert_same(whole.finish(), assembler, dtype)  # nothing copied before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("followed", [True, False])
+def test_refinements_arrive_after_their_bases_or_not_at_all(device: str, followed: bool) -> None:
+    kv = prepared(wire_dtype="progressive")
+    assembler = Assembler(kv.layout)
+    mirror = DeviceMirror(assembler, CONFIG, dtype=torch.float32, device=device)
+    blocks, data = kv.layout.block_count, dict(kv.unit_at(position) for position in range(kv.layout.unit_count))
+    for unit in (*range(blocks - 1), *range(blocks, 2 * blocks, 2)):
+        assembler.write_unit(unit, data[unit])
+        if followed:
+            assert mirror.catch_up() == 1
+    assembler.write_partial(blocks - 1, data[blocks - 1], [(0, 1200)], whole_rows=True)
+    assembler.write_partial(blocks + 1, data[blocks + 1], [(0, 500)], whole_rows=True)
+    assembler.finish("mask")
+    copied: list[int] = []
+    mirror._copy = lambda unit, copy=mirror._copy: (copied.append(unit), copy(unit))  # type: ignore[method-assign]
+    frame = mirror.finish()
+    assert_same(frame, assembler, torch.float32)
+    rest = {blocks - 1}
+    assert set(copied) == (rest if followed else rest.union(range(blocks - 1), range(blocks, 2 * blocks, 2)))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -22,11 +22,13 @@ from transformers.cache_utils import (  # noqa: E402
     StaticCache,
 )
 
+from quic_pfec.client import prepare  # noqa: E402
 from quic_pfec.kv import attention, hf  # noqa: E402
 from quic_pfec.kv.assemble import Assembler  # noqa: E402
 from quic_pfec.kv.prepared import prepare_arrays  # noqa: E402
 from quic_pfec.kv.units import KVArrays  # noqa: E402
 from quic_pfec.llm import generate, models  # noqa: E402
+from quic_pfec.wire.manifest import QUANTISED  # noqa: E402
 
 pytestmark = pytest.mark.model
 torch.set_num_threads(1)  # tensors this small gain nothing from a second thread, and lose much on a busy machine
@@ -192,8 +194,27 @@ class TestExtract:
         with pytest.raises(ValueError, match="unknown wire dtype 'int3'"):
             hf.extract(random_cache(torch.bfloat16), "int3")
 
+    def test_none_is_the_caches_own_dtype(self) -> None:
+        for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")):
+            got = hf.extract(random_cache(dtype), None)
+            assert (got.dtype, got.wire_dtype) == (name, name)
+
 
 class TestToCache:
+    @pytest.mark.parametrize("wire_dtype", QUANTISED)
+    def test_a_complete_quantised_cache_is_as_sent(self, m: models.LoadedModel, cache: Any, wire_dtype: str) -> None:
+        kv = prepare(cache, wire_dtype=wire_dtype)
+        assembler = Assembler(kv.layout, "fp32")
+        for position in range(kv.layout.unit_count):
+            assert assembler.write_unit(*kv.unit_at(position))
+        done = assembler.finish("mask")
+        back = hf.to_cache(done.arrays, done.row_valid, m.config, dtype=m.dtype)
+        assert same_bits(back, hf.as_sent(cache, m.config, wire_dtype))
+        assert not same_bits(back, cache)
+        for layer, twin in zip(back.layers, cache.layers, strict=True):
+            assert torch.isfinite(layer.keys).all()
+            assert (layer.keys - twin.keys).abs().mean() < 0.1 * twin.keys.abs().mean()
+
     def test_complete_cache_continues_with_the_same_tokens(self, m: models.LoadedModel, cache: Any) -> None:
         """Through packing and assembly: what arrives whole is the sender's cache after the wire dtype, to the bit."""
         got = hf.extract(cache, "bf16")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quic_pfec.kv.layout import MAX_PAYLOAD, LayerShape, Layout
 from quic_pfec.wire.errors import LocalError
-from quic_pfec.wire.manifest import ITEM_SIZES
+from quic_pfec.wire.manifest import ITEM_SIZES, WIRE_DTYPES
 
 SMOLLM2 = Layout((LayerShape(3, 64),) * 30, tokens=1536)
 
@@ -20,13 +20,13 @@ layouts = st.builds(
     tokens=st.integers(1, 70),
     first_token=st.integers(0, 50),
     block_tokens=st.sampled_from([1, 3, 16, 32]),
-    wire_dtype=st.sampled_from(sorted(ITEM_SIZES)),
+    wire_dtype=st.sampled_from(sorted(WIRE_DTYPES)),
 )
 
 
 def test_a_known_model() -> None:
     # models-and-data: 30 layers, 12,288 B a block; the digest makes it 12,296 B in 9 packets.
-    assert (SMOLLM2.columns, SMOLLM2.unit_count, SMOLLM2.itemsize) == (96, 2880, 2)
+    assert (SMOLLM2.columns, SMOLLM2.unit_count, SMOLLM2.quantised) == (96, 2880, False)
     assert SMOLLM2.unit_nbytes(2879) == 12_296
     assert SMOLLM2.unit_sizes().sum() == 2880 * 12_296
     assert SMOLLM2.symbol_size() == 4 + 1367
@@ -40,6 +40,35 @@ def test_the_papers_models_keep_their_packet_counts_give_or_take_the_digest() ->
     for layout, units, nbytes, packets in ((qwen, 2688, 32_776, 24), (llama, 3072, 65_544, 48)):
         assert (layout.unit_count, layout.unit_nbytes(0)) == (units, nbytes)
         assert set(layout.fragment_counts(layout.symbol_size()).tolist()) == {packets}
+
+
+@pytest.mark.parametrize(
+    ("wire_dtype", "nbytes", "share"), [("int8", 6632, 0.539), ("fp8", 6152, 0.5), ("int4", 4040, 0.328)]
+)
+def test_quantised_units_are_smaller_by_the_stated_shares(wire_dtype: str, nbytes: int, share: float) -> None:
+    layout = Layout(SMOLLM2.layers, SMOLLM2.tokens, wire_dtype=wire_dtype)
+    assert (layout.unit_count, layout.unit_nbytes(0), layout.quantised) == (2880, nbytes, True)
+    assert (nbytes - 8) / 12_288 == pytest.approx(share, abs=5e-4)
+    for dtype, size in ITEM_SIZES.items():  # the cache itself is as large as ever
+        assert layout.cache_nbytes(dtype) == SMOLLM2.cache_nbytes(dtype) == 30 * 1536 * 3 * 2 * 64 * size
+
+
+def test_progressive_blocks_make_two_units() -> None:
+    layout = Layout(SMOLLM2.layers, SMOLLM2.tokens, wire_dtype="progressive")
+    assert (layout.block_count, layout.unit_count, layout.forms) == (2880, 5760, ("int4", "refinement"))
+    assert (layout.unit_nbytes(0), layout.unit_nbytes(2880)) == (4040, 3080)
+    for unit in (0, 95, 96, 2879):
+        twin = 2880 + unit
+        assert (layout.precision_of(unit), layout.precision_of(twin)) == (0, 1)
+        assert layout.layer_of(twin) == layout.layer_of(unit)
+        assert layout.column_of(twin) == layout.column_of(unit)
+        assert layout.row_range(twin) == layout.row_range(unit)
+    with pytest.raises(LocalError, match="no unit"):
+        layout.precision_of(5760)
+    # Symbols as large as bases alone would have leave a third of a refinement's last one empty.
+    assert layout.symbol_size() == 4 + 1027
+    assert set(layout.fragment_counts(1031)[:2880].tolist()) == {4}
+    assert set(layout.fragment_counts(1031)[2880:].tolist()) == {3}
 
 
 def test_short_last_column() -> None:
@@ -65,6 +94,10 @@ def test_sizes_agree_with_each_other(layout: Layout, max_payload: int) -> None:
             layout.symbol_size(max_payload)
         return
     symbol_size = layout.symbol_size(max_payload)
+    if len(layout.forms) > 1:
+        assert 64 <= symbol_size <= 4 + max_payload
+        assert layout.symbols(symbol_size) == int(-(-sizes // (symbol_size - 4)).sum())
+        return
     counts = layout.fragment_counts(symbol_size)
     assert counts.dtype == np.int32
     assert 64 <= symbol_size <= 4 + max_payload
@@ -96,7 +129,7 @@ def test_layer_runs_restore_the_layers(layout: Layout) -> None:
         ({"first_token": -1}, "first_token"),
         ({"block_tokens": 0}, "block_tokens"),
         ({"block_tokens": 257}, "block_tokens must be 1 to 256"),
-        ({"wire_dtype": "int8"}, "unknown dtype 'int8'"),
+        ({"wire_dtype": "int3"}, "unknown dtype 'int3'"),
         ({"tokens": 1 << 24, "block_tokens": 1}, "24 bits"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quic_pfec.kv.layout import LayerShape, Layout
-from quic_pfec.kv.order import ORDERS, check_utility, order_units
+from quic_pfec.kv.order import BASE_SHARE, ORDERS, check_utility, order_units, spread_utility
 from quic_pfec.wire.errors import LocalError
 
 
@@ -64,3 +64,23 @@ def test_utility_that_cannot_order(utility: np.ndarray | None, reason: str) -> N
 def test_unknown_order() -> None:
     with pytest.raises(LocalError, match=r"unknown order 'lifo', expected one of utility, prefix, fifo"):
         order_units(layout_of(1, 1), "lifo")
+
+
+def test_refinements_go_by_utility_per_byte() -> None:
+    layout = Layout((LayerShape(3, 64),) * 2, 40, wire_dtype="progressive")
+    blocks = layout.block_count
+    utility = np.array([1.0, 2.0, 1e-3, 4.0, 2.0, 3.0])
+    spread = spread_utility(layout, utility)
+    assert spread.shape == (2 * blocks,)
+    assert spread.sum() == pytest.approx(utility.sum())
+    assert np.allclose(spread[:blocks], BASE_SHARE * utility)
+    sizes = layout.unit_sizes()
+    order = order_units(layout, "utility", utility).tolist()
+    assert (np.diff((spread / sizes)[order]) <= 0).all()
+    # The base of a block with hardly any utility comes behind the refinements of the others; all other bases before.
+    assert set(order[:5]) == set(range(6)) - {2}
+    assert order.index(2) > order.index(6 + 3)
+    assert order_units(layout, "fifo").tolist() == list(range(12))
+    assert order_units(layout, "prefix").tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+    plain = Layout(layout.layers, 40)
+    assert spread_utility(plain, utility) is utility

@@ -13,6 +13,7 @@ from quic_pfec.kv.prepared import prepare_arrays
 from quic_pfec.kv.reception import fragments_by_unit, kept_elements, kept_rows
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.limits import UNIT_HEADER_SIZE
+from quic_pfec.wire.manifest import QUANTISED
 
 
 @settings(max_examples=25, deadline=None)
@@ -20,18 +21,23 @@ from quic_pfec.wire.limits import UNIT_HEADER_SIZE
     tokens=st.integers(1, 70),
     payload=st.sampled_from([61, 131, 256, 300]),
     shapes=st.sampled_from([((2, 8), (2, 8)), ((1, 16), (3, 8))]),
+    wire_dtype=st.sampled_from(["bf16", *(name for name in QUANTISED if name != "progressive")]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_equals_the_assembler(tokens: int, payload: int, shapes: tuple[tuple[int, int], ...], seed: int) -> None:
+def test_equals_the_assembler(
+    tokens: int, payload: int, shapes: tuple[tuple[int, int], ...], wire_dtype: str, seed: int
+) -> None:
     """Units are cut, packets dropped, and the rest written as the receiver would: the same elements and rows."""
     rng = np.random.default_rng(seed)
-    # No value is zero: an element that is not zero came.
+    # No value is zero, nor becomes it: an element that is not zero came.
     arrays = [
         tuple(rng.integers(0x3F00, 0x4000, (heads, tokens, dim), dtype=np.uint16) for _ in range(2))
         for heads, dim in shapes
     ]
-    layout = Layout(tuple(LayerShape(*shape) for shape in shapes), tokens)
-    kv = prepare_arrays(arrays, dtype="bf16", model="m", utility=rng.uniform(1, 2, layout.unit_count))  # type: ignore[arg-type]
+    layout = Layout(tuple(LayerShape(*shape) for shape in shapes), tokens, wire_dtype=wire_dtype)
+    kv = prepare_arrays(  # type: ignore[arg-type]
+        arrays, dtype="bf16", model="m", wire_dtype=wire_dtype, utility=rng.uniform(1, 2, layout.unit_count)
+    )
     symbol_size = payload + UNIT_HEADER_SIZE
     known = rng.random(layout.symbols(symbol_size)) < 0.7
     fragments = fragments_by_unit(layout, symbol_size, kv.send_order, known)
@@ -65,6 +71,12 @@ def test_everything_and_nothing() -> None:
         rows = kept_rows(kept_elements(layout, 100, fragments))
         assert [row.shape for row in rows] == [(2, 40)] * 2
         assert all((row == came).all() for row in rows)
+
+
+def test_precisions_are_not_told_by_elements() -> None:
+    layout = Layout((LayerShape(2, 8),), 40, wire_dtype="progressive")
+    with pytest.raises(LocalError, match="precision in progressive"):
+        kept_elements(layout, 100, np.ones((layout.unit_count, 5), dtype=np.bool_))
 
 
 def test_wrong_number_of_symbols() -> None:

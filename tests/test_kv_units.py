@@ -86,7 +86,8 @@ def test_packing_is_the_stated_byte_order(
 def packed_units(layout: Layout, arrays: KVArrays, order: np.ndarray, size: int = 68) -> dict[int, bytes]:
     """Bytes of every unit as they lie in the symbols, in the order of sending."""
     encoder = Encoder(size, layout.symbols(size))
-    first = pack_symbols(layout, arrays, order, encoder.reserve_run(encoder.capacity), size)
+    first, saturated = pack_symbols(layout, arrays, order, encoder.reserve_run(encoder.capacity), size)
+    assert saturated == 0
     assert encoder.commit_run() == 0
     assert np.array_equal(first[order], np.sort(first))
     units = {unit: encoder.gather(int(first[unit]), layout.unit_nbytes(unit)) for unit in order.tolist()}

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer  # noqa: E402
 from quic_pfec.client import Generate, connect, prepare, send_kv  # noqa: E402
 from quic_pfec.kv.attention import PartialCache  # noqa: E402
 from quic_pfec.kv.device import DeviceMirror  # noqa: E402
-from quic_pfec.kv.hf import fork, length  # noqa: E402
+from quic_pfec.kv.hf import as_sent, fork, length  # noqa: E402
 from quic_pfec.kv.prepared import PreparedKV  # noqa: E402
 from quic_pfec.llm.endpoint import Conversation, LLMHandler  # noqa: E402
 from quic_pfec.llm.generate import greedy, prefill, score  # noqa: E402
@@ -31,6 +31,7 @@ from quic_pfec.quic.outgoing import HandoffRefused  # noqa: E402
 from quic_pfec.report import KVReport  # noqa: E402
 from quic_pfec.sim.channel import PRESETS  # noqa: E402
 from quic_pfec.wire.errors import AppCode  # noqa: E402
+from quic_pfec.wire.manifest import QUANTISED  # noqa: E402
 
 from .handoff_world import Served, arrays, certificate, connecting, relaying, serving, until  # noqa: E402
 
@@ -105,6 +106,20 @@ async def test_the_continuation_is_token_equal(extension: bool) -> None:
         assert report.decode_started_s >= report.frozen_s
         assert len(server.handler.handles) == 1
         await until(server.idle)
+
+
+@pytest.mark.parametrize("wire_dtype", QUANTISED)
+async def test_a_quantised_cache_is_decoded_as_its_sender_would(wire_dtype: str) -> None:
+    got = []
+    async with endpoint(on_received=got.append) as server, connecting(server) as conn:
+        then = Generate(PROMPT, max_new_tokens=0, score=continuation())
+        report = await send_kv(conn, ready(wire_dtype=wire_dtype), 20.0, then=then)
+        assert report.j_block == 1.0
+        assert report.wire_dtype == wire_dtype
+        assert [part async for part in report.text] == []
+    expected = score(model(), as_sent(whole_cache(), model().config, wire_dtype), PROMPT, continuation())
+    assert report.scores == tuple(expected)
+    assert got[0].kv.arrays.dtype == "fp32"  # what the model computes in
 
 
 async def test_over_a_lossy_link_the_endpoint_decodes_from_what_came() -> None:

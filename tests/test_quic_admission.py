@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quic_pfec.kv import assemble
+from quic_pfec.kv.prepared import prepare_arrays
 from quic_pfec.quic import admission
 from quic_pfec.quic.admission import Admissions, HandleStore
 from quic_pfec.wire.errors import AppCode, Refusal
 from quic_pfec.wire.limits import Limits
-from quic_pfec.wire.manifest import Manifest
+from quic_pfec.wire.manifest import QUANTISED, Manifest
 
 from .handoff_world import prepared
 
@@ -62,6 +64,22 @@ def test_a_wider_destination_counts_as_what_it_takes() -> None:
     admissions = Admissions()
     admissions.admit(manifest(), "fp32")
     assert admissions.bytes == 2 * NBYTES  # the wire has bf16
+
+
+def test_a_quantised_cache_counts_as_what_it_becomes() -> None:
+    elements = 2 * 2 * 40 * 8
+    rows = [(np.ones((2, 40, 8), np.float32),) * 2]
+    for wire_dtype in QUANTISED:
+        kv = prepare_arrays(rows, dtype="fp32", model="test", wire_dtype=wire_dtype)  # type: ignore[arg-type]
+        asked = kv.manifest(kv.layout.symbol_size(), "mask")
+        for dtype, size, held in ((None, 4, "fp32"), ("bf16", 2, "bf16")):
+            nbytes = elements * size + (kv.nbytes if wire_dtype == "progressive" else 0)
+            admissions = Admissions(max_bytes=nbytes)
+            assert admissions.admit(asked, dtype).assembler.dtype == held
+            assert admissions.bytes == nbytes
+            with pytest.raises(Refusal) as raised:
+                Admissions(max_bytes=nbytes - 1).admit(asked, dtype)
+            assert raised.value.code is AppCode.TOO_LARGE
 
 
 def test_the_default_limit_of_memory_is_that_of_the_limits() -> None:

@@ -17,11 +17,15 @@ from quic_pfec.wire.errors import AppCode, LocalError, PeerError
 from quic_pfec.wire.limits import Limits
 from quic_pfec.wire.manifest import (
     ITEM_SIZES,
+    QUANTISED,
+    WIRE_DTYPES,
     LayerRun,
     Manifest,
     decode_manifest,
     encode_manifest,
     fragments,
+    held_nbytes,
+    precisions,
     unit_nbytes,
     unit_runs,
 )
@@ -73,13 +77,13 @@ def refused(data: bytes, limits: Limits = LIMITS) -> str:
 
 def geometry(manifest: Manifest) -> int:
     """N, counted one unit at a time."""
-    itemsize = ITEM_SIZES[manifest.wire_dtype]
     total = 0
     for run in manifest.layers:
         for _ in range(run.count):
             for first in range(0, manifest.tokens, manifest.block_tokens):
                 rows = min(manifest.block_tokens, manifest.tokens - first)
-                total += fragments(unit_nbytes(run.kv_heads, run.head_dim, rows, itemsize), manifest.symbol_size)
+                for form in precisions(manifest.wire_dtype):
+                    total += fragments(unit_nbytes(run.kv_heads, run.head_dim, rows, form), manifest.symbol_size)
     return total
 
 
@@ -100,7 +104,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         base=draw(st.integers(0, (1 << 62) - 1)),
         block_tokens=draw(st.integers(1, 32)),
         dtype=dtype,
-        wire_dtype=draw(st.sampled_from([dtype, "bf16"])),
+        wire_dtype=draw(st.sampled_from([dtype, "bf16", *QUANTISED])),
         layers=tuple(draw(st.lists(run, min_size=1, max_size=4))),
         symbol_size=draw(st.integers(300, 1414)),
         symbols=0,
@@ -145,24 +149,29 @@ def test_runs_give_every_unit_in_order(manifest: Manifest) -> None:
     sizes = [nbytes for count, nbytes in unit_runs(manifest) for _ in range(count)]
     columns = -(-manifest.tokens // manifest.block_tokens)
     layers = [run for run in manifest.layers for _ in range(run.count)]
-    assert len(sizes) == len(layers) * columns
-    itemsize = ITEM_SIZES[manifest.wire_dtype]
+    forms = precisions(manifest.wire_dtype)
+    assert len(sizes) == len(forms) * len(layers) * columns
     for unit, nbytes in enumerate(sizes):
-        layer, column = layers[unit // columns], unit % columns
+        precision, block = divmod(unit, len(layers) * columns)
+        layer, column = layers[block // columns], unit % columns
         rows = min(manifest.block_tokens, manifest.tokens - column * manifest.block_tokens)
-        assert nbytes == unit_nbytes(layer.kv_heads, layer.head_dim, rows, itemsize)
+        assert nbytes == unit_nbytes(layer.kv_heads, layer.head_dim, rows, forms[precision])
 
 
 @pytest.mark.parametrize(
     ("shape", "nbytes", "symbol_size", "parts"),
     [
-        ((3, 64, 16, 2), 12_296, 1371, 9),
-        ((4, 128, 16, 2), 32_776, 1370, 24),  # Qwen2.5-7B, 24 packets as in the paper
-        ((8, 128, 16, 2), 65_544, 1370, 48),  # Llama-3.1-8B, 48
-        ((1, 1, 1, 4), 16, 64, 1),
+        ((3, 64, 16, "bf16"), 12_296, 1371, 9),
+        ((4, 128, 16, "fp16"), 32_776, 1370, 24),  # Qwen2.5-7B, 24 packets as in the paper
+        ((8, 128, 16, "bf16"), 65_544, 1370, 48),  # Llama-3.1-8B, 48
+        ((1, 1, 1, "fp32"), 16, 64, 1),
+        ((4, 128, 16, "int8"), 4 * (256 + 16 * (2 + 256)) + 8, 1370, 13),
+        ((4, 128, 16, "int4"), 4 * (512 + 16 * (4 + 128)) + 8, 1370, 8),
+        ((4, 128, 16, "fp8"), 4 * 16 * 256 + 8, 1370, 12),
+        ((2, 5, 3, "int4"), 2 * (20 + 3 * (4 + 6)) + 8, 64, 2),  # an odd vector ends in half a byte
     ],
 )
-def test_units_and_fragments(shape: tuple[int, int, int, int], nbytes: int, symbol_size: int, parts: int) -> None:
+def test_units_and_fragments(shape: tuple[int, int, int, str], nbytes: int, symbol_size: int, parts: int) -> None:
     assert unit_nbytes(*shape) == nbytes
     assert fragments(nbytes, symbol_size) == parts
 
@@ -195,7 +204,8 @@ MAX = HUGE - 1
         ({"rope": "r" * 65}, "rope"),
         ({"profile": "p" * 65}, "profile"),
         ({"dtype": "int3"}, "unknown dtype 'int3'"),
-        ({"wire_dtype": "fp8"}, "unknown wire_dtype 'fp8'"),
+        ({"wire_dtype": "int3"}, "unknown wire_dtype 'int3'"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'"),
         ({"wire_dtype": "fp32"}, "no cast"),
         ({"wire_dtype": "fp16"}, "no cast"),
         ({"missing": "guess"}, "unknown missing mode"),
@@ -274,6 +284,35 @@ def test_byte_limit_is_exact() -> None:
     assert total == 30 * 32 * 12_296
     assert decode_manifest(SMOLLM2_BYTES, Limits(max_transfer_bytes=total)) == SMOLLM2
     assert "above the limit" in refused(SMOLLM2_BYTES, Limits(max_transfer_bytes=total - 1))
+
+
+@pytest.mark.parametrize("dtype", sorted(ITEM_SIZES))
+@pytest.mark.parametrize("wire_dtype", QUANTISED)
+def test_what_is_held_is_limited_and_not_what_travels(dtype: str, wire_dtype: str) -> None:
+    """A quantised cache takes its full size at the receiver: the limit is of that."""
+    changed = msgspec.structs.replace(SMOLLM2, dtype=dtype, wire_dtype=wire_dtype)
+    data = encode_manifest(msgspec.structs.replace(changed, symbols=geometry(changed)))
+    units = sum(count * nbytes for count, nbytes in unit_runs(changed))
+    total = 30 * 512 * 3 * 2 * 64 * ITEM_SIZES[dtype] + (units if wire_dtype == "progressive" else 0)
+    manifest = decode_manifest(data, Limits(max_transfer_bytes=total))
+    assert held_nbytes(manifest) == total > units
+    assert "above the limit" in refused(data, Limits(max_transfer_bytes=total - 1))
+
+
+def test_units_can_be_more_than_the_cache_is() -> None:
+    """One row of one element is mostly scales and digest."""
+    tiny = msgspec.structs.replace(
+        SMOLLM2, wire_dtype="int4", block_tokens=1, layers=(LayerRun(count=1, kv_heads=1, head_dim=1),), symbols=512
+    )
+    assert held_nbytes(decode_manifest(encode_manifest(tiny), LIMITS)) == 512 * (4 + 4 + 2 + 8)
+
+
+def test_every_wire_dtype_has_a_size() -> None:
+    assert set(ITEM_SIZES) | set(QUANTISED) == set(WIRE_DTYPES)
+    for wire_dtype in WIRE_DTYPES:
+        assert unit_nbytes(2, 3, 4, precisions(wire_dtype)[0]) > 2 * 2 * 3 * 4 // 2
+    assert precisions("progressive") == ("int4", "refinement")
+    assert unit_nbytes(2, 5, 3, "refinement") == 2 * 3 * 2 * 3 + 8
 
 
 def test_size_is_judged_first() -> None:

@@ -51,6 +51,7 @@ def evaluate_command(
     repair_budget: Annotated[
         float | None, typer.Option(min=0, help="Repairs and resends, a share of the packets. Default: no limit.")
     ] = None,
+    wire_dtype: Annotated[str, typer.Option(help="What the caches travel as: bf16, fp32, int8, fp8, int4.")] = "bf16",
     profile_prompts: Annotated[int, typer.Option(min=1, help="Contexts that the profiles are measured on.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of contexts, random order, losses and intervals.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Patterns judged at once: memory, not results.")] = 8,
@@ -94,6 +95,7 @@ def evaluate_command(
             repair_budget=repair_budget,
             profile_prompts=profile_prompts,
             seed=seed,
+            wire_dtype=wire_dtype,
             batch=batch,
         )
         questions = builtin_dataset() if data is None else load_dataset(data)

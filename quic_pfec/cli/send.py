@@ -72,6 +72,12 @@ def send_command(
         ),
     ] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",
+    wire_dtype: Annotated[
+        str,
+        typer.Option(
+            help="What the cache travels as: bf16, its own dtype, or quantised: int8, fp8, int4, progressive."
+        ),
+    ] = "bf16",
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
     repair_budget: Annotated[
         float | None,
@@ -108,6 +114,10 @@ def send_command(
         fail(f"--order is utility, prefix or fifo, not {order!r}")
     if missing not in ("mask", "zero", "recompute"):
         fail(f"--missing is mask, zero or recompute, not {missing!r}")
+    from quic_pfec.wire.manifest import WIRE_DTYPES
+
+    if wire_dtype not in WIRE_DTYPES:
+        fail(f"--wire-dtype is one of {', '.join(WIRE_DTYPES)}, not {wire_dtype!r}")
     if score not in ("request", "profile"):
         fail(f"--score is request or profile, not {score!r}")
     if not 0 < deadline < float("inf"):
@@ -147,7 +157,7 @@ def send_command(
         kv = prepare(
             cache, tokens=ids, profile=None if by_request else what_matters, utility=utility,
             order=order,  # type: ignore[arg-type]  # checked above
-            model=loaded.fingerprint, rope=loaded.rope,
+            model=loaded.fingerprint, rope=loaded.rope, wire_dtype=wire_dtype,
         )  # fmt: skip
         return loaded, kv, prefill_s
 
@@ -265,6 +275,7 @@ def figures(report: KVReport, text: str, loaded: LoadedModel, kv: PreparedKV, pr
         "finish_reason": report.finish_reason,
         "tokens": kv.layout.context_tokens,
         "wire_bytes": kv.nbytes,
+        "saturated": kv.saturated,
         "model": loaded.name,
         "fingerprint": loaded.fingerprint,
         "profile": kv.profile,

@@ -7,6 +7,9 @@ element, with the validity of each row beside it: enough for both ways of treati
 
 - `zero`: an element survives if all its bytes came, all others are 0 (the paper's receiver);
 - `mask`: a row of a head survives if its keys and values wholly came, and attention skips all other rows.
+
+In a quantised wire dtype an element has come when its scale has, too. In the progressive one a block is there when its
+base is; a refinement that came whole makes it finer, in whichever order the two come, and one that did not is no hole.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quic_pfec.kv.layout import Layout
+from quic_pfec.kv.quantise import Form
 from quic_pfec.kv.units import (
     RAW_DTYPE,
     BytesLike,
@@ -28,6 +32,7 @@ from quic_pfec.kv.units import (
     byte_view,
     convert,
     digest_ok,
+    form_of,
     non_finite,
 )
 from quic_pfec.wire.errors import LocalError
@@ -51,7 +56,8 @@ class AssembledKV:
     - `arrays`: raw bits in the assembler's dtype; `arrays.convert(dtype)` gives another
     - `row_valid`: per layer bool [kv_heads, tokens]: keys and values of this row came whole; `mask` hides the others
     - `complete`: bool [unit_count]: came whole and its digest is right
-    - `fraction`: float32 [layers, columns]: share of each unit's KV bytes that came; for pictures and reports
+    - `fraction`: float32 [layers, columns]: share of each unit's KV bytes that came; for pictures and reports. In the
+      progressive form [2 * layers, columns], refinements below
     """
 
     layout: Layout
@@ -69,17 +75,19 @@ class AssembledKV:
 class Assembler:
     """Destination of one hand-off. Not thread-safe; allocates the whole cache, zeroed, on construction.
 
-    `dtype` is what the destination holds, by default the wire dtype. With the dtype the model computes in, units are
-    converted while others are still in flight, and nothing is left to convert at the freeze.
+    `dtype` is what the destination holds, by default the wire dtype, or bf16 if that is quantised. With the dtype the
+    model computes in, units are converted while others are still in flight, and nothing is left to convert at the
+    freeze.
     """
 
     __slots__ = (
         "_finished",
+        "_forms",
         "_fraction",
         "_keys",
         "_partial",
-        "_raw",
         "_values",
+        "_waiting",
         "complete",
         "dtype",
         "layout",
@@ -88,7 +96,7 @@ class Assembler:
     )
 
     def __init__(self, layout: Layout, dtype: str | None = None) -> None:
-        self.dtype: Final = dtype or layout.wire_dtype
+        self.dtype: Final = dtype or ("bf16" if layout.quantised else layout.wire_dtype)
         if self.dtype not in RAW_DTYPE:
             raise LocalError(f"unknown dtype {dtype!r}, expected one of {', '.join(RAW_DTYPE)}")
         self.layout: Final = layout
@@ -100,32 +108,33 @@ class Assembler:
         """Rows whose keys and values came whole, per layer bool [kv_heads, tokens]."""
         self.rejected = 0
         """Units that came whole and were refused: wrong digest or non-finite values (docs/wire.md §10, row 25)."""
-        self._raw = RAW_DTYPE[layout.wire_dtype]
+        self._forms = tuple(form_of(layout, layer) for layer in range(len(layout.layers)))
         self._keys = self._zeros()
         self._values = self._zeros()
         self._fraction = np.zeros(layout.unit_count, dtype=np.float32)
         self._partial: set[int] = set()
+        self._waiting: dict[int, npt.NDArray[np.uint8]] = {}  # by block, of two units the one that came first
         self._finished: str | None = None
 
     def write_unit(self, unit: int, data: BytesLike) -> bool:
         """Write a unit of which every byte came, digest included. Returns whether it was accepted.
 
-        A wrong digest or a NaN or infinite value makes the whole unit missing: what earlier calls wrote of it is
-        zeroed, and `rejected` counts it. A unit that is complete already stays as it is. Raises LocalError for a unit
-        or a size that is not the layout's, and after `finish`.
+        A wrong digest, a NaN or infinite value, or a scale that no sender writes makes the whole unit missing: what
+        earlier calls wrote of it is zeroed, and `rejected` counts it. A unit that is complete already stays as it is.
+        Raises LocalError for a unit or a size that is not the layout's, and after `finish`.
         """
         view = self._checked(unit, data)
         if self.complete[unit]:
             return True
-        block = np.frombuffer(view[:-DIGEST_SIZE], dtype=self._raw)
-        accepted = digest_ok(unit, view) and all_finite(block, self.layout.wire_dtype)
+        accepted = digest_ok(unit, view) and self._place_whole(unit, view[:-DIGEST_SIZE])
         if accepted:
-            self._place(unit, block, True)
             self._fraction[unit] = 1.0
             self.complete[unit] = True
         else:
             self.rejected += 1
-            self._clear(unit)
+            self._fraction[unit] = 0.0
+            if self.layout.precision_of(unit) == 0:
+                self._clear(unit)
         self._partial.discard(unit)
         return accepted
 
@@ -143,7 +152,8 @@ class Assembler:
 
         `data` has the unit's size; `present` lists the byte ranges [start, stop) that came, ascending and without
         overlap. Bytes outside of them are not looked at. No digest covers a part: the packets' AEAD vouches for it.
-        A row of a head with a NaN or infinite value counts as missing in both modes. If the ranges cover the unit,
+        A row of a head with a NaN or infinite value, or with a scale that no sender writes, counts as missing in both
+        modes. If the ranges cover the unit,
         this is `write_unit`. Later calls replace earlier ones; a complete unit stays as it is. Raises LocalError for
         ranges outside the unit or out of order, for a wrong unit or size, and after `finish`.
         """
@@ -154,17 +164,31 @@ class Assembler:
             return
         if self.complete[unit]:
             return
-        itemsize = self._raw.itemsize
-        row_items = 2 * self.layout.layers[self.layout.layer_of(unit)].head_dim
-        source = np.frombuffer(view[:-DIGEST_SIZE], dtype=self._raw)
-        block = np.zeros(source.size, dtype=self._raw)
+        layer = self.layout.layer_of(unit)
+        source = np.frombuffer(view[:-DIGEST_SIZE], dtype=np.uint8)
+        ranges = [(start, min(stop, source.nbytes)) for start, stop in ranges if start < source.nbytes]
+        if self.layout.precision_of(unit):
+            self._fraction[unit] = sum(stop - start for start, stop in ranges) / source.nbytes
+            return
+        if self.layout.quantised:
+            self._place_coded(unit, layer, source, ranges, whole_rows)
+        else:
+            self._place_plain(unit, layer, source, ranges, whole_rows)
+        self._fraction[unit] = sum(stop - start for start, stop in ranges) / source.nbytes
+        if whole_rows:
+            self._partial.discard(unit)
+        else:
+            self._partial.add(unit)
+
+    def _place_plain(
+        self, unit: int, layer: int, came: npt.NDArray[np.uint8], ranges: list[tuple[int, int]], whole_rows: bool
+    ) -> None:
+        source = came.view(RAW_DTYPE[self.layout.wire_dtype])
+        itemsize = source.itemsize
+        row_items = 2 * self.layout.layers[layer].head_dim
+        block = np.zeros(source.size, dtype=source.dtype)
         valid = np.zeros(source.size // row_items, dtype=np.bool_)
-        came_nbytes = 0
         for start, stop in ranges:
-            stop = min(stop, source.nbytes)
-            if start >= stop:  # only the digest
-                continue
-            came_nbytes += stop - start
             first, last = -(-start // itemsize), stop // itemsize
             block[first:last] = source[first:last]
             valid[-(-first // row_items) : last // row_items] = True
@@ -177,19 +201,33 @@ class Assembler:
             block.reshape(-1, row_items)[~valid] = 0
         rows = self.layout.rows(unit)
         self._place(unit, block, valid.reshape(rows, -1).T)
-        self._fraction[unit] = came_nbytes / source.nbytes
+
+    def _place_coded(
+        self, unit: int, layer: int, source: npt.NDArray[np.uint8], ranges: list[tuple[int, int]], whole_rows: bool
+    ) -> None:
+        form = self._forms[layer]
+        came = np.zeros(source.size, dtype=np.bool_)
+        for start, stop in ranges:
+            came[start:stop] = True
+        known = form.elements(came[None])[0]
+        # Of bytes that did not come nothing is looked at: scales that count as good stand in their place.
+        body = np.where(came, source, form.blank(self.layout.rows(unit)))
+        known[form.bad_rows(body)] = False
+        valid = known.all(axis=(2, 3))
         if whole_rows:
-            self._partial.discard(unit)
-        else:
-            self._partial.add(unit)
+            known &= valid[:, :, None, None]
+        keys, values = form.decode(body)
+        keys[~known[:, :, 0]] = 0
+        values[~known[:, :, 1]] = 0
+        self._place_floats(unit, keys, values, valid.T)
 
     def layer_complete(self, layer: int) -> bool:
         """Whether every unit of the layer is complete."""
-        columns = self.layout.columns
-        return bool(self.complete[layer * columns : (layer + 1) * columns].all())
+        by_layer = self.complete.reshape(len(self.layout.forms), -1, self.layout.columns)
+        return bool(by_layer[:, layer].all())
 
     def to_units_map(self) -> npt.NDArray[np.float32]:
-        """Share of each unit's KV bytes that came, float32 [layers, columns]; 0 for refused units. A copy."""
+        """Share of each unit's KV bytes that came, float32 as `AssembledKV.fraction`; 0 for refused units. A copy."""
         return self._fraction.reshape(-1, self.layout.columns).copy()
 
     def finish(self, missing: str) -> AssembledKV:
@@ -202,6 +240,7 @@ class Assembler:
             raise LocalError(f"unknown mode {missing!r}, expected one of {', '.join(MISSING)}")
         self._check_open()
         self._finished = missing
+        self._waiting.clear()
         if missing == "mask":
             self._drop_invalid_rows()
         return AssembledKV(
@@ -216,6 +255,53 @@ class Assembler:
     def _zeros(self) -> tuple[RawArray, ...]:
         shapes = [(shape.kv_heads, self.layout.tokens, shape.head_dim) for shape in self.layout.layers]
         return tuple(np.zeros(shape, dtype=RAW_DTYPE[self.dtype]) for shape in shapes)
+
+    def _place_whole(self, unit: int, body: memoryview) -> bool:
+        """Writes a unit whose digest is right; False, and nothing written, if a value in it cannot be used."""
+        if self.layout.quantised:
+            form, coded = self._forms[self.layout.layer_of(unit)], np.frombuffer(body, dtype=np.uint8)
+            if len(self.layout.forms) > 1:
+                return self._place_precision(unit, form, coded)
+            if bool(form.bad_rows(coded).any()):
+                return False
+            self._place_floats(unit, *form.decode(coded), True)
+            return True
+        block = np.frombuffer(body, dtype=RAW_DTYPE[self.layout.wire_dtype])
+        if not all_finite(block, self.layout.wire_dtype):
+            return False
+        self._place(unit, block, True)
+        return True
+
+    def _place_precision(self, unit: int, form: Form, coded: npt.NDArray[np.uint8]) -> bool:
+        """Writes a base, or base and refinement once both have come; keeps the one that came first for the other."""
+        refines, block = self.layout.precision_of(unit) > 0, unit % self.layout.block_count
+        if not refines and bool(form.bad_rows(coded).any()):
+            return False
+        other = self._waiting.pop(block, None)
+        if other is None:
+            self._waiting[block] = coded.copy()
+        base: npt.NDArray[np.uint8] | None = coded
+        finer = other
+        if refines:
+            base, finer = other, coded
+        if base is not None:
+            self._place_floats(block, *form.decode(base, finer), True)
+        return True
+
+    def _place_floats(
+        self,
+        unit: int,
+        keys: npt.NDArray[np.float32],
+        values: npt.NDArray[np.float32],
+        valid: npt.NDArray[np.bool_] | bool,
+    ) -> None:
+        """`keys`, `values`: [rows, kv_heads, head_dim]."""
+        layer = self.layout.layer_of(unit)
+        start, stop = self.layout.row_range(unit)
+        for target, part in ((self._keys, keys), (self._values, values)):
+            bits = convert(part.view(np.uint32), "fp32", self.dtype)
+            target[layer][:, start:stop] = bits.transpose(1, 0, 2)
+        self.row_valid[layer][:, start:stop] = valid
 
     def _place(self, unit: int, block: RawArray, valid: npt.NDArray[np.bool_] | bool) -> None:
         layer = self.layout.layer_of(unit)
@@ -232,7 +318,6 @@ class Assembler:
         start, stop = self.layout.row_range(unit)
         for array in (self._keys[layer], self._values[layer], self.row_valid[layer]):
             array[:, start:stop] = 0
-        self._fraction[unit] = 0.0
 
     def _drop_invalid_rows(self) -> None:
         for unit in self._partial:

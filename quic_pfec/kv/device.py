@@ -76,7 +76,9 @@ class DeviceMirror:
     def finish(self) -> Frame:
         """What is left, after the assembler has finished; waits until it is there. Call it once."""
         layout = self._layout
-        for unit in np.flatnonzero(~self._done).tolist():
+        left = ~self._done
+        left[layout.block_count :] &= self._assembler.complete[layout.block_count :]  # others changed nothing
+        for unit in np.flatnonzero(left).tolist():
             start, stop = layout.row_range(unit)
             keys, values = self._arrays.layers[layout.layer_of(unit)]
             if bool(keys[:, start:stop].any()) or bool(values[:, start:stop].any()):

@@ -36,8 +36,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quic_pfec.kv.attention import PartialCache, PartialLayer, PartialSlidingLayer
-from quic_pfec.kv.layout import LayerShape
-from quic_pfec.kv.units import KVArrays
+from quic_pfec.kv.layout import LayerShape, Layout
+from quic_pfec.kv.units import KVArrays, as_received
+from quic_pfec.wire.manifest import QUANTISED
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """torch dtype of each dtype name of the wire."""
@@ -83,24 +84,28 @@ def cache_kwarg(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def extract(cache: Any, wire_dtype: str = "bf16", *, first_token: int = 0, tokens: int | None = None) -> Extracted:
+def extract(
+    cache: Any, wire_dtype: str | None = "bf16", *, first_token: int = 0, tokens: int | None = None
+) -> Extracted:
     """Copy the rows `first_token .. first_token + tokens` (default: to the end) of every layer to the host.
 
     `cache` is a DynamicCache, a StaticCache (its filled rows) or a sequence of `(keys, values)` pairs of
-    `[1, kv_heads, tokens, head_dim]`, on any device, in bf16, fp16 or fp32. `wire_dtype` is its own dtype or "bf16".
+    `[1, kv_heads, tokens, head_dim]`, on any device, in bf16, fp16 or fp32. `wire_dtype` is its own dtype (also None)
+    or "bf16".
     Sliding-window layers are accepted while they still hold every row.
 
     Raises ValueError with one line that names the layer and its type for everything that cannot be handed over:
     another batch size, forgotten rows, holes, linear-attention, quantised, empty or unknown layers, encoder-decoder
     caches, values that are not finite.
     """
-    if wire_dtype not in DTYPES:
+    if wire_dtype is not None and wire_dtype not in DTYPES:
         raise ValueError(f"unknown wire dtype {wire_dtype!r}, expected one of {', '.join(DTYPES)}")
     layers = [_checked(index, rows) for index, rows in enumerate(_layers(cache))]
     if not layers:
         raise ValueError("the cache is empty: prefill it first")
     first = layers[0]
     dtype = DTYPE_NAMES[first.keys.dtype]
+    wire_dtype = wire_dtype or dtype
     if wire_dtype not in (dtype, "bf16"):
         raise ValueError(f"a {dtype} cache can be sent as {dtype} or bf16, not as {wire_dtype}")
     total = first.keys.shape[2]
@@ -277,11 +282,14 @@ def make_frame(arrays: KVArrays, config: Any, *, dtype: torch.dtype | str, devic
 
 
 def as_sent(cache: Any, config: Any, wire_dtype: str = "bf16") -> Any:
-    """The cache a receiver holds when everything came: `cache` rounded once to the wire dtype, in its own dtype and
-    device."""
-    extracted = extract(cache, wire_dtype)
+    """The cache a receiver holds when everything came: `cache` rounded once to the wire dtype, or quantised and turned
+    back, in its own dtype and device."""
+    extracted = extract(cache, None if wire_dtype in QUANTISED else wire_dtype)
+    arrays = extracted.arrays
+    if wire_dtype in QUANTISED:
+        arrays = as_received(Layout(extracted.shapes, arrays.tokens, wire_dtype=wire_dtype), arrays)
     device = _layers(cache)[0].keys.device
-    return to_cache(extracted.arrays, None, config, dtype=extracted.dtype, device=device)
+    return to_cache(arrays, None, config, dtype=extracted.dtype, device=device)
 
 
 def fork(cache: Any) -> Any:

@@ -8,7 +8,7 @@ of an encoder. What does depend on the peer (symbol size, receiver mode) enters 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from quic_pfec.fec.codec import Encoder, scatter_unit
 from quic_pfec.kv.layout import BLOCK_TOKENS, Layout
-from quic_pfec.kv.order import check_utility, order_units
+from quic_pfec.kv.order import check_utility, order_units, spread_utility
 from quic_pfec.kv.profile import GENERIC_PROFILE_ID, Profile, generic_utility, unit_utility
 from quic_pfec.kv.units import KVArrays, RawArray, pack_symbols
 from quic_pfec.wire.errors import LocalError
-from quic_pfec.wire.manifest import Manifest
+from quic_pfec.wire.manifest import QUANTISED, WIRE_DTYPES, Manifest, cast_problem
 
 __all__ = [
     "CUSTOM_PROFILE_ID",
@@ -47,6 +47,7 @@ class PreparedKV:
       too narrow for them
     - `tokens`: ids of the whole context, uint32 [first_token + tokens], or None; `tokens_hash` is empty then
     - `dtype`: of the cache itself; `layout.wire_dtype` is what travels
+    - `saturated`: values beyond the range of a quantised wire dtype, sent as the nearest that it holds
     """
 
     layout: Layout
@@ -60,6 +61,7 @@ class PreparedKV:
     symbol_size: int
     tokens: npt.NDArray[np.uint32] | None
     tokens_hash: bytes
+    saturated: int
     _encoder: Encoder = field(repr=False)
     _first_sid: npt.NDArray[np.int64] = field(repr=False)
     _others: dict[int, Encoder] = field(default_factory=dict, repr=False)
@@ -129,7 +131,7 @@ def prepare_arrays(
     *,
     dtype: str,
     model: str,
-    wire_dtype: str = "bf16",
+    wire_dtype: str | Callable[[Layout], str] = "bf16",
     order: str = "utility",
     profile: Profile | None = None,
     utility: npt.NDArray[np.float64] | None = None,
@@ -143,15 +145,19 @@ def prepare_arrays(
 
     `arrays` holds (keys, values) of each layer, `[kv_heads, tokens, head_dim]`: raw bits (uint16 for bf16 and fp16,
     uint32 for fp32) or native float16 and float32. They are the rows from `first_token` on; `tokens` are the ids of
-    the whole context, those before `first_token` included. `wire_dtype` is `dtype` itself or bf16.
-    The utility of units comes from `profile`, from `utility` (float64 by unit id), or else from `generic_utility`,
-    which is a guess; it is kept for scoring also where `order` does not use it.
+    the whole context, those before `first_token` included. `wire_dtype` is `dtype` itself, bf16, or one of
+    `wire.manifest.QUANTISED` (int8, fp8, int4, progressive), or a function that names it, given the layout in bf16.
+    The utility of blocks comes from `profile`, from `utility` (float64 by block, layer * columns + column), or else
+    from `generic_utility`, which is a guess; it is kept for scoring also where `order` does not use it.
     Raises LocalError (a ValueError) with one line of reason for anything that cannot be sent: wrong shapes or dtypes,
     an empty cache, a utility of the wrong length, NaN or infinite values.
     """
     cache = KVArrays.of(arrays, dtype)
-    if wire_dtype not in (dtype, "bf16"):
-        raise LocalError(f"wire_dtype must be {dtype!r} or 'bf16', got {wire_dtype!r}")
+    if callable(wire_dtype):
+        wire_dtype = wire_dtype(Layout(cache.shapes(sliding_windows), cache.tokens, first_token, block_tokens))
+    if wire_dtype not in WIRE_DTYPES or cast_problem(dtype, wire_dtype):
+        ours = dict.fromkeys((dtype, "bf16", *QUANTISED))
+        raise LocalError(f"wire_dtype must be one of {', '.join(ours)} for a cache in {dtype}, got {wire_dtype!r}")
     if not model:
         raise LocalError("model is empty: the receiver checks that it runs the same one")
     _check_text("model", model, MAX_MODEL_CHARS)
@@ -159,12 +165,12 @@ def prepare_arrays(
     layout = Layout(cache.shapes(sliding_windows), cache.tokens, first_token, block_tokens, wire_dtype)
     token_ids = None if tokens is None else _token_ids(tokens, layout)
     scores, profile_id = _score(layout, profile, utility)
-    send_order = order_units(layout, order, scores)
+    send_order, worth = order_units(layout, order, scores), spread_utility(layout, scores)
     symbol_size = layout.symbol_size()
     encoder = Encoder(symbol_size, layout.symbols(symbol_size))
-    first_sid = pack_symbols(layout, cache, send_order, encoder.reserve_run(encoder.capacity), symbol_size)
+    first_sid, saturated = pack_symbols(layout, cache, send_order, encoder.reserve_run(encoder.capacity), symbol_size)
     encoder.commit_run()
-    for array in (send_order, scores, first_sid):
+    for array in (send_order, worth, first_sid):
         array.setflags(write=False)
     return PreparedKV(
         layout=layout,
@@ -174,10 +180,11 @@ def prepare_arrays(
         order=order,
         profile=profile_id,
         send_order=send_order,
-        utility=scores,
+        utility=worth,
         symbol_size=symbol_size,
         tokens=token_ids,
         tokens_hash=b"" if token_ids is None else hash_tokens(token_ids),
+        saturated=saturated,
         _encoder=encoder,
         _first_sid=first_sid,
     )

@@ -1,8 +1,8 @@
 """Which elements and rows of a cache a set of packets amounts to, without sending a byte.
 
 The simulator knows which symbols a receiver ends up with; what the model sees are elements and rows. The rules are
-those of `assemble`, applied to all units at once: an element counts if all its bytes came, a row of a head if its keys
-and values wholly came. Used to judge thousands of simulated hand-offs.
+those of `assemble`, applied to all units at once: an element counts if all its bytes and those of its scale came, a row
+of a head if its keys and values wholly came. Used to judge thousands of simulated hand-offs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quic_pfec.kv.layout import Layout
+from quic_pfec.kv.units import form_of
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.limits import UNIT_HEADER_SIZE
 
@@ -36,19 +37,21 @@ def fragments_by_unit(layout: Layout, symbol_size: int, send_order: npt.NDArray[
 
 
 def kept_elements(layout: Layout, symbol_size: int, fragments: Bits) -> list[Bits]:
-    """Elements all of whose bytes came: per layer bool [kv_heads, tokens, 2, head_dim], keys first.
+    """Elements all of whose bytes, and those of their scales, came.
 
-    `fragments`: bool [unit_count, fragments], see `fragments_by_unit`.
+    Per layer bool [kv_heads, tokens, 2, head_dim], keys first. `fragments`: bool [unit_count, fragments], see
+    `fragments_by_unit`. Raises LocalError for the progressive form, of which elements come in two precisions.
     """
+    if len(layout.forms) > 1:
+        raise LocalError(f"which elements came does not tell their precision in {layout.wire_dtype}")
     payload = symbol_size - UNIT_HEADER_SIZE
     by_layer = fragments.reshape(len(layout.layers), layout.columns, -1)
     kept = []
-    for shape, held in zip(layout.layers, by_layer, strict=True):
-        # Within a unit: row, head, keys and values, dimension; a short last unit ends early.
-        count = layout.block_tokens * shape.kv_heads * 2 * shape.head_dim
-        first = layout.itemsize * np.arange(count)
-        places = np.minimum(np.stack([first, first + layout.itemsize - 1]) // payload, held.shape[1] - 1)
-        elements = held[:, places[0]] & held[:, places[1]]
+    for layer, (shape, held) in enumerate(zip(layout.layers, by_layer, strict=True)):
+        form = form_of(layout, layer)
+        # A short last unit ends early: of its bytes past the end, and their rows, nothing is kept.
+        places = np.minimum(np.arange(form.body_nbytes(layout.block_tokens)) // payload, held.shape[1] - 1)
+        elements = form.elements(held[:, places])
         rows = elements.reshape(-1, shape.kv_heads, 2, shape.head_dim)[: layout.tokens]
         kept.append(np.ascontiguousarray(rows.transpose(1, 0, 2, 3)))
     return kept

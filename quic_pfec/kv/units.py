@@ -2,9 +2,9 @@
 
 numpy has no bfloat16, and a transport has no business interpreting values: a cache is held as unsigned integers of the
 element's width, and the little that must be known of its meaning (rounding to bf16, what is not finite) is bit
-arithmetic written out here. Within a unit the order is row, head, K then V, so that a row and head whose bytes all
-came is usable although the rest of its unit is lost; 8 bytes of xxh3_64 with the unit id as seed end it, because one
-bad repair can corrupt every symbol recovered with it (security section 5).
+arithmetic written out here; wire dtypes with scales are made in `quantise`. Within a unit the order is row, head, K
+then V, so that a row and head whose bytes all came is usable although the rest of its unit is lost; 8 bytes of xxh3_64
+with the unit id as seed end it, because one bad repair can corrupt every symbol recovered with it (docs/wire.md §3).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import xxhash
 
 from quic_pfec.fec.codec import scatter_unit
 from quic_pfec.kv.layout import LayerShape, Layout
+from quic_pfec.kv.quantise import Form
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.manifest import DIGEST_SIZE
 
@@ -28,12 +29,15 @@ __all__ = [
     "KVArrays",
     "RawArray",
     "all_finite",
+    "as_received",
     "bf16_to_fp32",
     "byte_view",
     "check_geometry",
     "convert",
     "digest",
     "digest_ok",
+    "floats",
+    "form_of",
     "fp32_to_bf16",
     "non_finite",
     "pack_symbols",
@@ -157,6 +161,36 @@ def convert(bits: RawArray, source: str, target: str) -> RawArray:
     return narrow.astype(_NATIVE["fp16"]).view(RAW_DTYPE["fp16"])
 
 
+def floats(bits: RawArray, dtype: str) -> npt.NDArray[np.float32]:
+    """Raw bits as the numbers they are, exactly."""
+    values: npt.NDArray[np.float32] = convert(bits, dtype, "fp32").view(np.float32)
+    return values
+
+
+def form_of(layout: Layout, layer: int) -> Form:
+    """How the layer's units are written, those that refine others apart."""
+    shape = layout.layers[layer]
+    return Form(layout.forms[0], shape.kv_heads, shape.head_dim)
+
+
+def as_received(layout: Layout, arrays: KVArrays) -> KVArrays:
+    """The cache that a receiver has of all units, in the dtype of `arrays`: rounded once, or quantised and turned back.
+
+    Raises LocalError if `arrays` is not of the layout's geometry.
+    """
+    _check_shapes(layout, arrays)
+    if not layout.quantised:
+        return arrays.convert(layout.wire_dtype).convert(arrays.dtype)
+    layers = []
+    for layer, pair in enumerate(arrays.layers):
+        keys, values = (floats(bits, arrays.dtype) for bits in pair)
+        refined = len(layout.forms) > 1
+        back = form_of(layout, layer).as_received(keys, values, layout.block_tokens, refined=refined)
+        layers.append((convert(back[0].view(np.uint32), "fp32", arrays.dtype),
+                       convert(back[1].view(np.uint32), "fp32", arrays.dtype)))  # fmt: skip
+    return KVArrays(tuple(layers), arrays.dtype)
+
+
 def non_finite(bits: RawArray, dtype: str) -> npt.NDArray[np.bool_]:
     """Which elements are NaN or infinite: all exponent bits set. Same shape as `bits`."""
     exponent = bits.dtype.type(_EXPONENT[dtype])
@@ -190,23 +224,28 @@ def digest_ok(unit: int, data: BytesLike) -> bool:
 def write_unit(layout: Layout, arrays: KVArrays, unit: int, out: npt.NDArray[np.uint8]) -> None:
     """Pack one unit with its digest into `out`, uint8 [layout.unit_nbytes(unit)], contiguous.
 
-    `arrays` must be in the layout's wire dtype and of its geometry (`check_geometry`). Raises LocalError for a wrong
-    unit or a wrong size.
+    `arrays` must fit the layout (`check_geometry`). Raises LocalError for a wrong unit or a wrong size.
     """
     start, stop = layout.row_range(unit)
     if out.nbytes != layout.unit_nbytes(unit):
         raise LocalError(f"unit {unit} has {layout.unit_nbytes(unit)} bytes, the destination {out.nbytes}")
     keys, values = arrays.layers[layout.layer_of(unit)]
     shape = layout.layers[layout.layer_of(unit)]
-    body = out[:-DIGEST_SIZE].view(keys.dtype).reshape(stop - start, shape.kv_heads, 2, shape.head_dim)
-    body[:, :, 0] = keys[:, start:stop].transpose(1, 0, 2)
-    body[:, :, 1] = values[:, start:stop].transpose(1, 0, 2)
+    if layout.quantised:
+        rows = [floats(part[:, start:stop], arrays.dtype) for part in (keys, values)]
+        form, refined = form_of(layout, layout.layer_of(unit)), layout.precision_of(unit) > 0
+        [(bodies, finer, _)] = form.bodies(rows[0], rows[1], stop - start, refined=refined)
+        out[:-DIGEST_SIZE] = bodies[0] if finer is None else finer[0]
+    else:
+        body = out[:-DIGEST_SIZE].view(keys.dtype).reshape(stop - start, shape.kv_heads, 2, shape.head_dim)
+        body[:, :, 0] = keys[:, start:stop].transpose(1, 0, 2)
+        body[:, :, 1] = values[:, start:stop].transpose(1, 0, 2)
     out[-DIGEST_SIZE:] = np.frombuffer(digest(unit, out[:-DIGEST_SIZE]), dtype=np.uint8)
 
 
 def check_geometry(layout: Layout, arrays: KVArrays) -> None:
-    """Raise LocalError unless `arrays` has the layout's wire dtype, tokens and layer shapes."""
-    if arrays.dtype != layout.wire_dtype:
+    """Raise LocalError unless `arrays` has the layout's wire dtype (any, if it quantises), tokens and layer shapes."""
+    if not layout.quantised and arrays.dtype != layout.wire_dtype:
         raise LocalError(f"the layout sends {layout.wire_dtype}, the arrays hold {arrays.dtype}")
     _check_shapes(layout, arrays)
 
@@ -223,12 +262,13 @@ def _check_shapes(layout: Layout, arrays: KVArrays) -> None:
 
 def pack_symbols(
     layout: Layout, arrays: KVArrays, order: npt.NDArray[np.int32], run: memoryview, symbol_size: int
-) -> npt.NDArray[np.int64]:
+) -> tuple[npt.NDArray[np.int64], int]:
     """Pack every unit, digests included, straight into the symbols of `run`, in the order of sending.
 
     `order` is a permutation of all unit ids, int32 [unit_count]; `run` is writable, uint8 [N, symbol_size], as
     `Encoder.reserve_run` gives it. Arrays of another dtype are converted to the wire dtype layer by layer, so that no
-    second copy of the cache ever exists. Returns the first symbol id of each unit by unit id, int64 [unit_count].
+    second copy of the cache ever exists. Returns the first symbol id of each unit by unit id, int64 [unit_count], and
+    how many values were beyond the range of a quantised wire dtype and became the nearest that it holds.
     Raises LocalError, also for a layer that is NaN or infinite somewhere.
     """
     _check_shapes(layout, arrays)
@@ -237,9 +277,36 @@ def pack_symbols(
     counts = layout.fragment_counts(symbol_size)[order]
     first = np.empty(layout.unit_count, dtype=np.int64)
     first[order] = np.cumsum(counts, dtype=np.int64) - counts
-    for layer, columns in enumerate(first.reshape(-1, layout.columns)):
-        _pack_layer(layout, arrays, layer, columns.tolist(), run)
-    return first
+    saturated = 0
+    for layer in range(len(layout.layers)):
+        firsts = first.reshape(len(layout.forms), -1, layout.columns)[:, layer].tolist()
+        if layout.quantised:
+            saturated += _quantise_layer(layout, arrays, layer, firsts, run)
+        else:
+            _pack_layer(layout, arrays, layer, firsts[0], run)
+    return first, saturated
+
+
+def _quantise_layer(layout: Layout, arrays: KVArrays, layer: int, firsts: list[list[int]], run: memoryview) -> int:
+    wide = []
+    for name, bits in zip(("keys", "values"), arrays.layers[layer], strict=True):
+        _refuse_non_finite(layer, name, bits, arrays.dtype)
+        wide.append(floats(bits, arrays.dtype))
+    saturated = column = 0
+    refined = len(layout.forms) > 1
+    for bodies, finer, beyond in form_of(layout, layer).bodies(wide[0], wide[1], layout.block_tokens, refined=refined):
+        saturated += beyond
+        for precision, made in enumerate((bodies, finer)):
+            for index, body in enumerate(() if made is None else made):
+                unit = precision * layout.block_count + layer * layout.columns + column + index
+                scatter_unit(run, firsts[precision][column + index], unit, body, digest(unit, body))
+        column += len(bodies)
+    return saturated
+
+
+def _refuse_non_finite(layer: int, name: str, bits: RawArray, dtype: str) -> None:
+    if not all_finite(bits, dtype):
+        raise LocalError(f"layer {layer}: {name} hold NaN or infinite values in {dtype}")
 
 
 def _pack_layer(layout: Layout, arrays: KVArrays, layer: int, firsts: list[int], run: memoryview) -> None:
@@ -248,11 +315,10 @@ def _pack_layer(layout: Layout, arrays: KVArrays, layer: int, firsts: list[int],
     rows = np.empty((layout.tokens, shape.kv_heads, 2, shape.head_dim), dtype=RAW_DTYPE[layout.wire_dtype])
     for part, (name, bits) in enumerate(zip(("keys", "values"), arrays.layers[layer], strict=True)):
         wire = convert(bits, arrays.dtype, layout.wire_dtype)
-        if not all_finite(wire, layout.wire_dtype):
-            raise LocalError(f"layer {layer}: {name} hold NaN or infinite values in {layout.wire_dtype}")
+        _refuse_non_finite(layer, name, wire, layout.wire_dtype)
         rows[:, :, part] = wire.transpose(1, 0, 2)
     source = byte_view(rows.reshape(-1).view(np.uint8))
-    column_nbytes = layout.block_tokens * shape.kv_heads * 2 * shape.head_dim * layout.itemsize
+    column_nbytes = layout.block_tokens * shape.kv_heads * 2 * shape.head_dim * rows.itemsize
     for column, first in enumerate(firsts):
         unit = layer * layout.columns + column
         body = source[column * column_nbytes : (column + 1) * column_nbytes]

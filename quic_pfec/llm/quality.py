@@ -30,6 +30,7 @@ from quic_pfec.llm.handoffs import SCHEMES, Ranking, Scheme
 from quic_pfec.llm.models import LoadedModel
 from quic_pfec.llm.profiler import continuation, control_ids
 from quic_pfec.llm.shared import Pattern, answers, log_probabilities, verdicts
+from quic_pfec.wire.manifest import WIRE_DTYPES, precisions
 
 __all__ = ["RANKINGS", "RECEIVERS", "Deliveries", "Profiles", "Record", "Settings", "evaluate_example", "layout_of"]
 
@@ -73,6 +74,9 @@ class Settings:
         for name in ("tokens", "positions", "answer_tokens", "losses", "profile_prompts", "profile_positions", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        judged = [name for name in WIRE_DTYPES if len(precisions(name)) == 1]
+        if self.wire_dtype not in judged:
+            raise ValueError(f"wire_dtype is one of {', '.join(judged)}, not {self.wire_dtype!r}")
         if not all(0 < share <= 1 for share in self.kept):
             raise ValueError(f"a share of blocks lies between 0 and 1, got {self.kept}")
         if not all(0 < rho < 100 for rho in self.rhos):

@@ -34,13 +34,20 @@ class Admissions:
         self.refused = 0
 
     def admit(self, manifest: Manifest, dtype: str | None = None) -> Admission:
-        """Reserves a place and the memory; `dtype`: what the destination holds, default the wire dtype.
+        """Reserves a place and the memory; `dtype`: what the destination holds, default the wire dtype, or the sender's
+        own if that is quantised.
 
         Raises Refusal BUSY or TOO_LARGE; allocates nothing before that.
         """
         layout = Layout.from_manifest(manifest)
-        width = 1 if dtype is None else ITEM_SIZES[dtype] / layout.itemsize
-        nbytes = int(int(layout.unit_sizes().sum()) * width)
+        if layout.quantised:
+            dtype = dtype or manifest.dtype
+            nbytes = layout.cache_nbytes(dtype)
+            if len(layout.forms) > 1:  # of two units of a block the first is kept for the second
+                nbytes += int(layout.unit_sizes().sum())
+        else:
+            width = 1 if dtype is None else ITEM_SIZES[dtype] / ITEM_SIZES[layout.wire_dtype]
+            nbytes = int(int(layout.unit_sizes().sum()) * width)
         if nbytes > self.max_bytes:
             self.refused += 1
             raise Refusal(AppCode.TOO_LARGE, f"{nbytes} bytes are more than the {self.max_bytes} this receiver takes")

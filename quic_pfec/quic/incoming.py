@@ -24,7 +24,7 @@ from quic_pfec.transfer.report import to_bitmap
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, PeerError, Refusal
 from quic_pfec.wire.frames import AckStatus
-from quic_pfec.wire.manifest import Manifest, decode_manifest, unit_runs
+from quic_pfec.wire.manifest import Manifest, decode_manifest, held_nbytes
 
 if TYPE_CHECKING:
     from quic_pfec.quic.protocol import PfecProtocol
@@ -212,7 +212,7 @@ class Incoming:
             if self._recomputes and not manifest.tokens_hash:
                 raise Refusal(AppCode.UNSUPPORTED, "missing=recompute needs the token ids and their hash")
             ids = manifest.first_token + manifest.tokens if self._recomputes else 0
-            self._reserve(sum(count * nbytes for count, nbytes in unit_runs(manifest)) + ids * TOKEN_SIZE)
+            self._reserve(held_nbytes(manifest) + ids * TOKEN_SIZE)
             self._granted_s = remaining_s
             self._admission = handler.admit(manifest, remaining_s)
         except Refusal as refusal:

@@ -23,20 +23,34 @@ __all__ = [
     "ITEM_SIZES",
     "MISSING_MODES",
     "MODEL_UNSTATED",
+    "QUANTISED",
+    "REFINEMENT",
+    "WIRE_DTYPES",
     "LayerRun",
     "Manifest",
+    "cast_problem",
     "decode_manifest",
     "encode_manifest",
     "fragments",
+    "held_nbytes",
+    "precisions",
+    "row_nbytes",
+    "scale_nbytes",
     "unit_nbytes",
     "unit_runs",
+    "vector_nbytes",
 ]
 
 FORMAT_VERSION = 1
 DIGEST_SIZE = 8
 """Bytes of xxh3_64 at the end of each unit."""
 ITEM_SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
-"""Bytes of one element, by dtype name; also the list of dtypes that exist in this format version."""
+"""Bytes of one element, by dtype name: the dtypes that a cache may have, and that travel as they are."""
+QUANTISED = ("int8", "fp8", "int4", "progressive")
+"""Wire dtypes that no cache has: made at the sender, turned back at the receiver (docs/wire.md §3)."""
+WIRE_DTYPES = (*ITEM_SIZES, *QUANTISED)
+REFINEMENT = "refinement"
+"""The form of units that refine those of "int4"; no wire dtype of its own."""
 MISSING_MODES = ("mask", "zero", "recompute")
 """What a receiver can be asked to do about rows that did not come."""
 MODEL_UNSTATED = "unstated"
@@ -78,7 +92,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     dtype: _Word
     """Element type of the cache at the sender."""
     wire_dtype: _Word
-    """Element type in the units: `dtype` itself, or bf16."""
+    """Element type in the units: `dtype` itself, bf16, or one of QUANTISED."""
     layers: Annotated[tuple[LayerRun, ...], msgspec.Meta(max_length=4096)]
     symbol_size: _Count
     """Bytes of every symbol, unit header included."""
@@ -101,9 +115,43 @@ _encoder = msgspec.msgpack.Encoder()
 _WHERE = re.compile(r" - at `\$\[(\d+)\].*`$")
 
 
-def unit_nbytes(kv_heads: int, head_dim: int, rows: int, itemsize: int) -> int:
-    """Bytes of a unit: K and V of `rows` rows of one layer, and the digest."""
-    return rows * kv_heads * 2 * head_dim * itemsize + DIGEST_SIZE
+_ELEMENT_BITS = {name: 8 * size for name, size in ITEM_SIZES.items()} | {"int8": 8, "fp8": 8, "int4": 4, REFINEMENT: 4}
+_SCALE_NBYTES = {"int8": 2, "int4": 4}  # fp16: a scale; a minimum and a scale
+
+
+def precisions(wire_dtype: str) -> tuple[str, ...]:
+    """The forms of the units that a block makes, in the order of their ids: one, but for "progressive".
+
+    The functions of sizes below are of forms, which have the names of the wire dtypes that have only one.
+    """
+    return ("int4", REFINEMENT) if wire_dtype == "progressive" else (wire_dtype,)
+
+
+def vector_nbytes(head_dim: int, form: str) -> int:
+    """Bytes of the elements of one key or value vector."""
+    return -(-head_dim * _ELEMENT_BITS[form] // 8)
+
+
+def scale_nbytes(form: str) -> int:
+    """Bytes that scale one channel of the keys or one value vector; 0 for forms without scales."""
+    return _SCALE_NBYTES.get(form, 0)
+
+
+def row_nbytes(head_dim: int, form: str) -> int:
+    """Bytes of one row of one head: scale of the values, keys, values."""
+    return scale_nbytes(form) + 2 * vector_nbytes(head_dim, form)
+
+
+def unit_nbytes(kv_heads: int, head_dim: int, rows: int, form: str) -> int:
+    """Bytes of a unit: scales of the key channels, K and V of `rows` rows of one layer, and the digest."""
+    return kv_heads * (head_dim * scale_nbytes(form) + rows * row_nbytes(head_dim, form)) + DIGEST_SIZE
+
+
+def cast_problem(dtype: str, wire_dtype: str) -> str | None:
+    """Why a cache of `dtype` cannot travel as `wire_dtype`, None if it can. Both must exist."""
+    if wire_dtype in (dtype, "bf16", *QUANTISED):
+        return None
+    return f"no cast from {dtype} to {wire_dtype} is defined"
 
 
 def fragments(nbytes: int, symbol_size: int) -> int:
@@ -116,16 +164,31 @@ def fragments(nbytes: int, symbol_size: int) -> int:
 def unit_runs(manifest: Manifest) -> Iterator[tuple[int, int]]:
     """The units of a checked manifest in the order of their ids, as runs (count, nbytes) of one size.
 
-    Each layer gives its whole columns, then its last column where `tokens` is no multiple of `block_tokens`.
+    For each precision, each layer gives its whole columns, then its last column where `tokens` is no multiple of
+    `block_tokens`.
     """
-    itemsize = ITEM_SIZES[manifest.wire_dtype]
     whole, rest = divmod(manifest.tokens, manifest.block_tokens)
-    for run in manifest.layers:
-        for _ in range(run.count):
-            if whole:
-                yield whole, unit_nbytes(run.kv_heads, run.head_dim, manifest.block_tokens, itemsize)
-            if rest:
-                yield 1, unit_nbytes(run.kv_heads, run.head_dim, rest, itemsize)
+    for form in precisions(manifest.wire_dtype):
+        for run in manifest.layers:
+            for _ in range(run.count):
+                if whole:
+                    yield whole, unit_nbytes(run.kv_heads, run.head_dim, manifest.block_tokens, form)
+                if rest:
+                    yield 1, unit_nbytes(run.kv_heads, run.head_dim, rest, form)
+
+
+def held_nbytes(manifest: Manifest) -> int:
+    """Bytes that a receiver must be ready to hold: of all units or, if it is more, of a quantised cache turned back;
+    of both in "progressive", where a unit is kept for the one that belongs to it.
+
+    `manifest` must have passed its checks, but for the totals.
+    """
+    total = sum(count * nbytes for count, nbytes in unit_runs(manifest))
+    if manifest.wire_dtype not in QUANTISED:
+        return total
+    elements = manifest.tokens * sum(run.count * run.kv_heads * 2 * run.head_dim for run in manifest.layers)
+    cache = elements * ITEM_SIZES[manifest.dtype]
+    return max(total, cache) if len(precisions(manifest.wire_dtype)) == 1 else total + cache
 
 
 def encode_manifest(manifest: Manifest, limits: Limits | None = None) -> bytes:
@@ -190,10 +253,11 @@ def _names_problem(manifest: Manifest) -> str | None:
         return "model is empty"
     if manifest.dtype not in ITEM_SIZES:
         return f"unknown dtype {manifest.dtype!r}"
-    if manifest.wire_dtype not in ITEM_SIZES:
+    if manifest.wire_dtype not in WIRE_DTYPES:
         return f"unknown wire_dtype {manifest.wire_dtype!r}"
-    if manifest.wire_dtype not in (manifest.dtype, "bf16"):
-        return f"no cast from {manifest.dtype} to {manifest.wire_dtype} is defined"
+    problem = cast_problem(manifest.dtype, manifest.wire_dtype)
+    if problem is not None:
+        return problem
     if manifest.missing not in MISSING_MODES:
         return f"unknown missing mode {manifest.missing!r}"
     if len(manifest.tokens_hash) not in (0, TOKENS_HASH_SIZE):
@@ -231,16 +295,16 @@ def _layers_problem(manifest: Manifest, limits: Limits) -> str | None:
 
 
 def _totals_problem(manifest: Manifest, limits: Limits) -> str | None:
-    units = total_bytes = symbols = 0
-    for count, nbytes in unit_runs(manifest):  # at most two steps a layer
+    units = symbols = 0
+    for count, nbytes in unit_runs(manifest):  # at most two steps a layer and precision
         parts = fragments(nbytes, manifest.symbol_size)
         if parts > MAX_FRAGMENTS:
             return f"a unit of {nbytes} bytes takes {parts} symbols, at most {MAX_FRAGMENTS} can be numbered"
         units += count
-        total_bytes += count * nbytes
         symbols += count * parts
     if units > MAX_UNITS:
         return f"{units} units, at most {MAX_UNITS} can be numbered"
+    total_bytes = held_nbytes(manifest)
     if total_bytes > limits.max_transfer_bytes:
         return f"{total_bytes} bytes are above the limit of {limits.max_transfer_bytes}"
     if symbols != manifest.symbols:
