@@ -37,6 +37,8 @@ class Policy:
     @property
     def oldest_first(self) -> bool: ...
     def decide(self, state: State) -> Action: ...
+    def packed(self) -> bytes:
+        """The C struct `policy`, for other compiled code in this process. Good while this object lives."""
 
 @final
 class Ledger:

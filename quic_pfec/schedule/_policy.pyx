@@ -54,6 +54,7 @@ cdef extern from "core.h":
         double rtt_slots
         int64_t sources_total, sources_sent, unit_packets, unit_position
         int64_t in_flight, repairs_in_flight, repairs_sent, known_lost, unresolved, window, feedback_deficit
+        int64_t packets_extra, fates
         double loss_short, loss_long, budget_left
         bint can_source, can_repair, can_resend
     ctypedef struct policy:
@@ -174,6 +175,8 @@ cdef int read_state(state, sender_state *s) except -1:
     s.unresolved = state.unresolved
     s.window = state.window
     s.feedback_deficit = state.feedback_deficit
+    s.packets_extra = state.packets_extra
+    s.fates = state.fates
     s.loss_short = state.loss_short
     s.loss_long = state.loss_long
     s.budget_left = state.budget_left
@@ -198,6 +201,8 @@ cdef int write_state(state, const sender_state *s) except -1:
     state.unresolved = s.unresolved
     state.window = s.window
     state.feedback_deficit = s.feedback_deficit
+    state.packets_extra = s.packets_extra
+    state.fates = s.fates
     state.loss_short = s.loss_short
     state.loss_long = s.loss_long
     state.budget_left = s.budget_left
@@ -246,6 +251,9 @@ cdef class Policy:
     @property
     def oldest_first(self):
         return self.rule.rule == RULE_FLEC_RT
+
+    def packed(self):
+        return PyBytes_FromStringAndSize(<const char *>&self.rule, sizeof(policy))
 
     def decide(self, state):
         cdef sender_state s

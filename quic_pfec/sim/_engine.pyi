@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quic_pfec.schedule.policies import Policy
 from quic_pfec.schedule.state import State
 
-FEATURES: int
+FEATURES_COUNT: int
 """15, in the order of `schedule.features.NAMES`."""
 
 ACTIONS: tuple[str, ...]

@@ -200,6 +200,8 @@ class Planner:
         state.unresolved = ledger.unresolved
         state.window = ledger.next - ledger.prefix
         state.feedback_deficit = self._feedback_deficit
+        state.packets_extra = self._repair + self._resent
+        state.fates = ledger.loss.fates
         state.loss_short = ledger.loss.short
         state.loss_long = ledger.loss.long
         state.budget_left = self._budget
