@@ -96,6 +96,7 @@ class Planner:
         transfer_id: int,
         symbol_size: int,
         degree: int,
+        max_degree: int,
         max_window: int,
         credit: int,
         budget: float,

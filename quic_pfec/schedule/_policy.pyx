@@ -60,7 +60,7 @@ cdef extern from "core.h":
     ctypedef struct policy:
         int rule
         bint full_window
-        double rate, alpha, horizon_rtt, open_share, spread, headroom
+        double rate, alpha, horizon_rtt, open_share, spread, doubt, crowd, wide_degree, headroom
     action policy_decide(const policy *p, const sender_state *s) nogil
     bint policy_is_flec(const policy *p) nogil
     ctypedef struct flec:
@@ -76,6 +76,7 @@ cdef extern from "core.h":
         int32_t kind
         uint32_t number
         int64_t token
+        uint32_t degree
         coding_set set
         uint8_t head[32]
     ctypedef struct core_counters:
@@ -91,7 +92,7 @@ cdef extern from "core.h":
         const int32_t *unit_packets
         const int32_t *unit_position
         uint64_t transfer_id
-        uint32_t symbol_size, degree, max_window, manifest_bytes
+        uint32_t symbol_size, degree, max_degree, max_window, manifest_bytes
         double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s
         int64_t credit, feedback_deficit
         bint running
@@ -236,6 +237,12 @@ cdef class Policy:
                 self.rule.open_share = value
             elif parameter == "spread":
                 self.rule.spread = value
+            elif parameter == "doubt":
+                self.rule.doubt = value
+            elif parameter == "crowd":
+                self.rule.crowd = value
+            elif parameter == "wide_degree":
+                self.rule.wide_degree = value
             elif parameter == "headroom":
                 self.rule.headroom = value
             else:

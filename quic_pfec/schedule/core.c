@@ -215,7 +215,8 @@ static size_t plan_repair(core *c, int64_t bytes_free, planned *out)
         uint32_t span = room < MAX_HEAD_SPAN / 8 ? (uint32_t)(8 * room) : MAX_HEAD_SPAN;
         ledger_sack_set(c->book, c->max_window, span, &out->set, out->head);
     }
-    return c->symbol_size + frame_repair_overhead(c->transfer_id, c->degree, &out->set);
+    out->degree = policy_degree(&c->rule, &c->state, c->degree, c->max_degree);
+    return c->symbol_size + frame_repair_overhead(c->transfer_id, out->degree, &out->set);
 }
 
 /* Bytes of the planned frame; 0: nothing, or it does not fit; -1, -2 as core_plan(). */

@@ -100,10 +100,13 @@ typedef struct {
     double rate;                                    /* fixed */
     double alpha;                                   /* epoch, hybrid */
     double horizon_rtt, open_share, spread;         /* hybrid */
+    double doubt, crowd, wide_degree;               /* hybrid */
     double headroom;                                /* flec */
 } policy;
 
 action policy_decide(const policy *p, const sender_state *s); /* not the rules of flec.c */
+/* Symbols that a repair combines, where `degree` is usual and `most` allowed. */
+uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most);
 
 static inline bool policy_is_flec(const policy *p)
 {
@@ -201,7 +204,8 @@ typedef struct {
     int32_t kind;       /* FRAME_* */
     uint32_t number;    /* sid; offset of the manifest's fragment; repair number */
     int64_t token;      /* -1: none will be reported */
-    coding_set set;     /* of a repair */
+    uint32_t degree;    /* of a repair, as the two below */
+    coding_set set;
     uint8_t head[MAX_HEAD_SPAN / 8];
 } planned;
 
@@ -224,7 +228,7 @@ struct core {
     const int32_t *unit_packets, *unit_position; /* of each sid: packets of its unit, its place in it */
     feature_memory *memory; /* NULL: nobody asks for features */
     uint64_t transfer_id;
-    uint32_t symbol_size, degree, max_window, manifest_bytes;
+    uint32_t symbol_size, degree, max_degree, max_window, manifest_bytes;
     double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s;
     int64_t credit, feedback_deficit;
     bool running; /* the receiver is */

@@ -65,7 +65,12 @@ static action hybrid(const policy *p, const sender_state *s)
     if ((double)s->slots_left <= p->horizon_rtt * s->rtt_slots && s->can_repair) {
         if (s->in_flight > 0) {
             double expected_loss = s->loss_long * (double)s->in_flight;
-            double wanted = p->alpha * expected_loss + p->spread * sqrt(8.0 * expected_loss);
+            double flying = (double)s->in_flight, variance = 8.0 * expected_loss;
+            if (flying > p->crowd) {
+                double unsure = (flying - p->crowd) / flying;
+                variance += unsure * p->doubt * s->loss_long * (1.0 - s->loss_long) / ((double)s->fates + 20.0) * flying * flying;
+            }
+            double wanted = p->alpha * expected_loss + p->spread * sqrt(variance);
             if (wanted - (1.0 - s->loss_long) * (double)s->repairs_in_flight > 0.5)
                 return REPAIR;
         }
@@ -74,6 +79,13 @@ static action hybrid(const policy *p, const sender_state *s)
             return REPAIR;
     }
     return source_or_spare(s);
+}
+
+uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most)
+{
+    if (p->rule != RULE_HYBRID || (double)s->in_flight <= p->crowd || p->wide_degree <= (double)degree)
+        return degree;
+    return p->wide_degree < (double)most ? (uint32_t)p->wide_degree : most;
 }
 
 action policy_decide(const policy *p, const sender_state *s)

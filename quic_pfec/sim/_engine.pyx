@@ -57,7 +57,7 @@ cdef extern from "engine.h":
         SID_KNOWN
         FEATURES
         CHOICES
-        RULE_EXTERNAL
+        MOST_DEGREE
 
     ctypedef struct scenario:
         uint32_t symbols, units, slots, steps
@@ -290,7 +290,7 @@ cdef class Lanes:
             raise LocalError(f"a window is 'sack' or 'full', not {window!r}")
         if not budget >= 0:
             raise LocalError(f"a budget of {budget} packets")
-        if not 1 <= degree <= 255:
+        if not 1 <= degree <= MOST_DEGREE:
             raise LocalError(f"degree must be in 1..255: {degree}")
         if not MIN_SYMBOL_SIZE <= symbol_size <= MAX_SYMBOL_SIZE:
             raise LocalError(f"a symbol of {symbol_size} bytes")

@@ -96,7 +96,7 @@ void episode_free(episode *e)
 /* A decoder without a past for `symbols`, and what belongs to a receiver of `world`. */
 static int open_receiver(receiver *r, const scenario *world)
 {
-    static const decoder_limits limits = {MOST_UNKNOWN, 255, MOST_WINDOW, 1024};
+    static const decoder_limits limits = {MOST_UNKNOWN, MOST_DEGREE, MOST_WINDOW, 1024};
     if (r->polled != NULL && r->d.capacity < world->symbols) {
         rank_close(&r->d);
         free(r->polled);
@@ -195,6 +195,7 @@ int episode_reset(episode *e, const scenario *world, const start *s)
     c->memory = &e->memory;
     c->symbol_size = s->symbol_size;
     c->degree = s->degree;
+    c->max_degree = MOST_DEGREE;
     c->max_window = MOST_WINDOW;
     c->manifest_bytes = MANIFEST_BYTES;
     c->budget = s->budget;
@@ -320,7 +321,7 @@ static int receive(episode *e, double until)
             if (a->packet.kind == FRAME_MANIFEST)
                 receiver_on_manifest(r, a->remaining_us, now);
             else if (a->packet.kind == FRAME_REPAIR)
-                receiver_on_repair(r, &a->packet, e->core.transfer_id, e->core.degree, now);
+                receiver_on_repair(r, &a->packet, e->core.transfer_id, now);
             else
                 receiver_on_source(r, a->packet.number, now);
         } else {

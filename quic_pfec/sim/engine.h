@@ -97,7 +97,7 @@ typedef struct {
 double receiver_timer(const receiver *r);
 void receiver_on_manifest(receiver *r, uint64_t remaining_us, double now);
 void receiver_on_source(receiver *r, uint32_t sid, double now);
-void receiver_on_repair(receiver *r, const planned *repair, uint64_t transfer_id, uint32_t degree, double now);
+void receiver_on_repair(receiver *r, const planned *repair, uint64_t transfer_id, double now);
 void receiver_on_timer(receiver *r, double now);
 bool receiver_feedback_due(const receiver *r, double now);
 void receiver_feedback(receiver *r, double now, feedback *out);
@@ -139,7 +139,7 @@ typedef struct {
     double gained, potential; /* as of the last reward */
 } episode;
 
-enum { INITIAL_CREDIT = 4096, MOST_WINDOW = 4096, MOST_UNKNOWN = 512 };
+enum { INITIAL_CREDIT = 4096, MOST_WINDOW = 4096, MOST_UNKNOWN = 512, MOST_DEGREE = 255 };
 
 typedef struct {
     const policy *rule;     /* NULL: none */

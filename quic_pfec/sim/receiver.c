@@ -117,7 +117,7 @@ void receiver_on_source(receiver *r, uint32_t sid, double now)
     settle(r, now);
 }
 
-void receiver_on_repair(receiver *r, const planned *p, uint64_t transfer_id, uint32_t degree, double now)
+void receiver_on_repair(receiver *r, const planned *p, uint64_t transfer_id, double now)
 {
     if (!is_open(r, now)) {
         r->counters.late++;
@@ -125,7 +125,7 @@ void receiver_on_repair(receiver *r, const planned *p, uint64_t transfer_id, uin
     }
     r->opened = true;
     const coding_set *s = &p->set;
-    const repair_header header = {transfer_id, p->number, s->first_sid, degree, s->head_span, s->tail_offset,
+    const repair_header header = {transfer_id, p->number, s->first_sid, p->degree, s->head_span, s->tail_offset,
                                   s->tail_span, p->head, (s->head_span + 7) / 8};
     int outcome = REPAIR_TOO_COSTLY;
     if (r->useless_left > 0)
