@@ -37,6 +37,9 @@ class Policy:
     @property
     def oldest_first(self) -> bool: ...
     def decide(self, state: State) -> Action: ...
+    def degree(self, state: State, usual: int, most: int) -> int:
+        """Symbols that a repair combines, where `usual` is what the transfer was set to and `most` the peer's limit."""
+
     def packed(self) -> bytes:
         """The C struct `policy`, for other compiled code in this process. Good while this object lives."""
 

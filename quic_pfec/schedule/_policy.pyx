@@ -62,6 +62,7 @@ cdef extern from "core.h":
         bint full_window
         double rate, alpha, horizon_rtt, open_share, spread, doubt, crowd, wide_degree, headroom
     action policy_decide(const policy *p, const sender_state *s) nogil
+    uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most) nogil
     bint policy_is_flec(const policy *p) nogil
     ctypedef struct flec:
         pass
@@ -258,6 +259,11 @@ cdef class Policy:
     @property
     def oldest_first(self):
         return self.rule.rule == RULE_FLEC_RT
+
+    def degree(self, state, uint32_t usual, uint32_t most):
+        cdef sender_state s
+        read_state(state, &s)
+        return policy_degree(&self.rule, &s, usual, most)
 
     def packed(self):
         return PyBytes_FromStringAndSize(<const char *>&self.rule, sizeof(policy))

@@ -127,13 +127,24 @@ class Hybrid:
     alpha: how much of the expected loss in flight is covered; spread: how many standard deviations on top (the factor
     8 under the root is the variance inflation of bursty loss); open_share: a unit is opened in the end phase only if
     this share of its packets still fits.
+    crowd: with more packets in flight than this, a repair combines `wide_degree` symbols, for at the usual degree it
+    would miss most of them, and the loss rate is doubted: its variance after so many fates, times `doubt`, counts too.
     """
 
     horizon_rtt: float = 0.5
     alpha: float = 1.3
     open_share: float = 1.3
     spread: float = 0.5
+    doubt: float = 4.0
+    crowd: float = 200.0
+    wide_degree: float = 192.0
     window: Window = "sack"
+
+    def degree(self, state: State, usual: int, most: int) -> int:
+        """Symbols that a repair combines, at most `most`."""
+        if state.in_flight <= self.crowd or self.wide_degree <= usual:
+            return usual
+        return int(min(self.wide_degree, most))
 
     def decide(self, state: State) -> Action:
         if state.can_resend:
@@ -141,7 +152,7 @@ class Hybrid:
         if state.slots_left <= self.horizon_rtt * state.rtt_slots and state.can_repair:
             if state.in_flight > 0:
                 expected_loss = state.loss_long * state.in_flight
-                wanted = self.alpha * expected_loss + self.spread * sqrt(8.0 * expected_loss)
+                wanted = self.alpha * expected_loss + self.spread * sqrt(self._variance(state))
                 if wanted - (1.0 - state.loss_long) * state.repairs_in_flight > 0.5:
                     return REPAIR
             opens = state.can_source and state.unit_position == 0
@@ -150,6 +161,14 @@ class Hybrid:
         if state.can_source:
             return SOURCE
         return REPAIR if state.can_repair and _spare(state) else IDLE
+
+    def _variance(self, state: State) -> float:
+        flying, loss = float(state.in_flight), state.loss_long
+        variance = 8.0 * (loss * flying)
+        if flying > self.crowd:
+            unsure = (flying - self.crowd) / flying
+            variance += unsure * self.doubt * loss * (1.0 - loss) / (state.fates + 20.0) * flying * flying
+        return variance
 
 
 def _paper_deficit() -> Policy:
