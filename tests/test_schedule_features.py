@@ -116,5 +116,3 @@ def test_a_crowd_of_lanes_is_each_of_them_alone() -> None:
     for lane, (rewards, choices) in enumerate(together):
         alone = crowd(8, only=lane)[0]
         assert alone == (rewards, choices)
-
-

@@ -153,7 +153,11 @@ def test_an_override_counts_once() -> None:
         if asked[0] == -1:
             lanes.advance(np.array([slot + 1, -1]))
         else:
-            assert lanes.masks()[0][asked[0]] or asked[0] in (1, 2, 3)  # hybrid codes also where the paper's mask says no
+            assert lanes.masks()[0][asked[0]] or asked[0] in (
+                1,
+                2,
+                3,
+            )  # hybrid codes also where the paper's mask says no
             if not lanes.masks()[0][asked[0]]:
                 lanes.advance(np.array([slot + 1, -1]))
                 continue

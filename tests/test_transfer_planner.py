@@ -232,11 +232,19 @@ def test_construction_is_checked() -> None:
     book = _policy.Ledger(np.zeros(2), LossEstimate())
     right: dict[str, Any] = {
         "now": 0.0, "deadline_s": 1.0, "transfer_id": 0, "symbol_size": SIZE, "degree": 48, "max_degree": 255,
-        "max_window": 4096, "credit": 10, "budget": 1.0, "rtt_s": 0.01, "min_rtt_s": 0.01, "slot_s": 0.001, "reserved_s": 0.0,
+        "max_window": 4096, "credit": 10, "budget": 1.0, "rtt_s": 0.01, "min_rtt_s": 0.01, "slot_s": 0.001,
+        "reserved_s": 0.0,
     }  # fmt: skip
     ones = np.ones(2, dtype=np.int32)
     _policy.Planner(book, make_policy("none"), ones, ones, b"m", **right)
-    for wrong in ({"transfer_id": 2**62}, {"max_window": 16_385}, {"max_window": 0}, {"degree": 0}, {"max_degree": 47}, {"slot_s": 0.0}):
+    for wrong in (
+        {"transfer_id": 2**62},
+        {"max_window": 16_385},
+        {"max_window": 0},
+        {"degree": 0},
+        {"max_degree": 47},
+        {"slot_s": 0.0},
+    ):
         with pytest.raises(LocalError):
             _policy.Planner(book, make_policy("none"), ones, ones, b"m", **(right | wrong))
     with pytest.raises(LocalError):

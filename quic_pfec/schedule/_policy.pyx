@@ -60,7 +60,7 @@ cdef extern from "core.h":
     ctypedef struct policy:
         int rule
         bint full_window
-        double rate, alpha, horizon_rtt, open_share, spread, doubt, crowd, wide_degree, headroom
+        double rate, alpha, horizon_rtt, open_share, spread, blind_share, doubt, crowd, wide_degree, headroom
     action policy_decide(const policy *p, const sender_state *s) nogil
     uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most) nogil
     bint policy_is_flec(const policy *p) nogil
@@ -238,6 +238,8 @@ cdef class Policy:
                 self.rule.open_share = value
             elif parameter == "spread":
                 self.rule.spread = value
+            elif parameter == "blind_share":
+                self.rule.blind_share = value
             elif parameter == "doubt":
                 self.rule.doubt = value
             elif parameter == "crowd":

@@ -100,7 +100,7 @@ typedef struct {
     double rate;                                    /* fixed */
     double alpha;                                   /* epoch, hybrid */
     double horizon_rtt, open_share, spread;         /* hybrid */
-    double doubt, crowd, wide_degree;               /* hybrid */
+    double blind_share, doubt, crowd, wide_degree; /* hybrid */
     double headroom;                                /* flec */
 } policy;
 

@@ -5,6 +5,7 @@
 
 static const action IDLE = {ACTION_IDLE, 1}, SOURCE = {ACTION_SOURCE, 1}, REPAIR = {ACTION_REPAIR, 1},
                     RESEND = {ACTION_RESEND, 1};
+enum { ENOUGH_FATES = 20 }; /* as many as the prior of the loss rate stands for */
 
 /* Is the slot free for a repair when no source may leave? */
 static bool spare(const sender_state *s)
@@ -74,8 +75,10 @@ static action hybrid(const policy *p, const sender_state *s)
             if (wanted - (1.0 - s->loss_long) * (double)s->repairs_in_flight > 0.5)
                 return REPAIR;
         }
+        bool little = s->fates < ENOUGH_FATES && s->unresolved <= 2 * s->unit_packets;
+        double open_share = little ? p->blind_share : p->open_share;
         bool opens = s->can_source && s->unit_position == 0;
-        if (opens && (double)s->slots_left < p->open_share * (double)s->unit_packets && s->unresolved > 0)
+        if (opens && (double)s->slots_left < open_share * (double)s->unit_packets && s->unresolved > 0)
             return REPAIR;
     }
     return source_or_spare(s);

@@ -119,6 +119,9 @@ class Epoch:
         return REPAIR if state.can_repair and _spare(state) else IDLE
 
 
+_ENOUGH_FATES = 20  # as many as the prior of the loss rate stands for
+
+
 @dataclass(slots=True)
 class Hybrid:
     """Resend what is known to be lost; code, late, over what a resend can no longer save; open nothing that cannot end.
@@ -126,7 +129,8 @@ class Hybrid:
     horizon_rtt: the end phase begins at this many round trips before the deadline.
     alpha: how much of the expected loss in flight is covered; spread: how many standard deviations on top (the factor
     8 under the root is the variance inflation of bursty loss); open_share: a unit is opened in the end phase only if
-    this share of its packets still fits.
+    this share of its packets still fits; blind_share: the same while at most two units are at stake and the path is
+    not known yet, where one more unit is worth more than what it may cost.
     crowd: with more packets in flight than this, a repair combines `wide_degree` symbols, for at the usual degree it
     would miss most of them, and the loss rate is doubted: its variance after so many fates, times `doubt`, counts too.
     """
@@ -135,6 +139,7 @@ class Hybrid:
     alpha: float = 1.3
     open_share: float = 1.3
     spread: float = 0.5
+    blind_share: float = 1.25
     doubt: float = 4.0
     crowd: float = 200.0
     wide_degree: float = 192.0
@@ -156,7 +161,9 @@ class Hybrid:
                 if wanted - (1.0 - state.loss_long) * state.repairs_in_flight > 0.5:
                     return REPAIR
             opens = state.can_source and state.unit_position == 0
-            if opens and state.slots_left < self.open_share * state.unit_packets and state.unresolved > 0:
+            little = state.fates < _ENOUGH_FATES and state.unresolved <= 2 * state.unit_packets
+            open_share = self.blind_share if little else self.open_share
+            if opens and state.slots_left < open_share * state.unit_packets and state.unresolved > 0:
                 return REPAIR
         if state.can_source:
             return SOURCE

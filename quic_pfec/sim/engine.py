@@ -80,8 +80,10 @@ def play(scenario: Scenario, settings: Settings, policies: Sequence[str | Policy
         lanes.finish()
         outcomes.append(
             Outcome(
-                float(lanes.j_block()[0]), float(lanes.j_frac()[0]), lanes.sender_counters(0), lanes.receiver_counters(0)
+                float(lanes.j_block()[0]),
+                float(lanes.j_frac()[0]),
+                lanes.sender_counters(0),
+                lanes.receiver_counters(0),
             )
         )
     return outcomes
-

@@ -6,6 +6,7 @@ Both engines of the simulator take their instants from here, so that they meet t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ class PathStep:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """times_s: float64[T], the beginning of each slot; steps: the first at slot 0; deadline_s: the receiver's freeze."""
+    """times_s: float64[T], when each slot begins; steps: the first at slot 0; deadline_s: the receiver's freeze."""
 
     times_s: NDArray[np.float64]
     steps: tuple[PathStep, ...]
@@ -43,9 +44,9 @@ def timeline(slots: int, rtt_s: float, slot_s: float, steps: tuple[PathStep, ...
         raise LocalError(f"{slots} slots")
     path = (PathStep(0, rtt_s, slot_s), *steps)
     starts = [step.slot for step in path]
-    if any(later <= earlier for earlier, later in zip(starts, starts[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(starts)):
         raise LocalError(f"steps of the path ascend from slot 1 on: {starts[1:]}")
-    times_s = np.arange(slots) * slot_s
+    times_s: NDArray[np.float64] = np.arange(slots, dtype=np.float64) * slot_s
     end_s = slots * slot_s
     for step in path[1:]:
         if step.slot >= slots:
