@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +178,14 @@ def _read_journal(path: Path, table: Table) -> None:
             continue  # the last line of a run that was killed
 
 
+def _append_to(path: Path) -> TextIO:
+    file = path.open("a+", encoding="utf-8")
+    file.seek(0)
+    if (file.read()[-1:] or "\n") != "\n":
+        file.write("\n")  # the line of a run that was killed stays its own
+    return file
+
+
 def run_sweep(
     cells: Sequence[Cell],
     schemes: Sequence[Scheme],
@@ -205,7 +213,7 @@ def run_sweep(
     progress(done, total)
     if not tasks:
         return table
-    file = None if journal is None else journal.open("a", encoding="utf-8")
+    file = None if journal is None else _append_to(journal)
     try:
         for (cell, seed, missing), outcomes in _results(tasks, jobs):
             for scheme, outcome in zip(missing, outcomes, strict=True):
