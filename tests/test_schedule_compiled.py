@@ -56,6 +56,7 @@ rules = st.one_of(
         open_share=st.floats(0, 3),
         spread=st.floats(0, 2),
         blind_share=st.floats(0, 3),
+        hold_rtt=st.sampled_from([0.0, 3.0, 1e9]),
         doubt=st.floats(0, 9),
         crowd=st.sampled_from([0.0, 5.0, 200.0]),
         wide_degree=st.sampled_from([0.0, 48.0, 192.0]),
@@ -72,6 +73,7 @@ def test_the_same_answer(rule: Hybrid, state: State) -> None:
     assert fast.window == rule.window
     assert fast.decide(state) == rule.decide(state)
     if isinstance(rule, Hybrid):
+        assert fast.ranks(state) == rule.ranks(state)
         assert [fast.degree(state, 48, most) for most in (60, 255)] == [
             rule.degree(state, 48, most) for most in (60, 255)
         ]
@@ -90,7 +92,7 @@ def test_parameters_travel() -> None:
     fast = compiled(Hybrid(alpha=2.5, window="full"))
     assert repr(fast) == (
         "Policy('hybrid', 'full', **{'horizon_rtt': 0.5, 'alpha': 2.5, 'open_share': 1.3, 'spread': 0.5, "
-        "'blind_share': 1.25, 'doubt': 4.0, 'crowd': 200.0, 'wide_degree': 192.0})"
+        "'blind_share': 1.25, 'hold_rtt': 3.0, 'doubt': 4.0, 'crowd': 200.0, 'wide_degree': 192.0})"
     )
 
 

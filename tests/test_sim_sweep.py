@@ -25,7 +25,11 @@ def test_schemes() -> None:
     assert parse_scheme("arq") == Scheme("arq", "arq", "sack", "utility")
     assert parse_scheme("deficit@full@fifo") == Scheme("deficit@full@fifo", "deficit", "full", "fifo")
     assert parse_scheme("paper-deficit").window == "full"
-    for wrong in ("nobody", "arq@sideways", ""):
+    spread = parse_scheme("fixed@budget")
+    assert spread.spread
+    assert repr(sweep.policy_of(spread, 0.03)) == "Policy('fixed', 'sack', **{'rate': 0.03})"
+    assert repr(sweep.policy_of(spread)) == "Policy('fixed', 'sack', **{'rate': 0.1})"
+    for wrong in ("nobody", "arq@sideways", "arq@budget", ""):
         with pytest.raises(ValueError):
             parse_scheme(wrong)
 

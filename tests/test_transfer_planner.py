@@ -71,7 +71,7 @@ class Wild:
 
 @settings(deadline=None, max_examples=150)
 @given(
-    name=st.sampled_from([*POLICY_NAMES, "wild", "crowded"]),
+    name=st.sampled_from([*POLICY_NAMES, "wild", "crowded", "rationed"]),
     seed=st.integers(0, 2**32),
     transfer_id=st.sampled_from([0, 63, 64, 2**14, 2**30, 2**62 - 1]),
     budget=st.sampled_from([None, 0.0, 0.03, 0.2]),
@@ -90,17 +90,18 @@ def test_both_plan_the_same_bytes(
     data = random.Random(seed).randbytes(manifest)
     rows: list[list[TraceRow]] = [[] for _ in range(4)]
     senders = []
+    path = Path(0.002, 0.002, SLOT_S) if name == "rationed" else Path(0.020, 0.020, SLOT_S)  # 200 round trips, or 20
     for index in range(4):
         twin = index % 2 == 1
         policy: Policy = Wild(seed) if name == "wild" else Hybrid(crowd=5.0, wide_degree=100.0)
-        if name == "crowded" and not twin:
+        if name in ("crowded", "rationed") and not twin:
             policy = policy if index else compiled(policy)  # in the compiled planner: the rule, and the class it asks
         elif name in POLICY_NAMES:
             policy = (make_twin if twin else make_policy)(name)
         senders.append(
             make(
                 Twin if twin else Sender, policy, transfer_id, manifest=data, repair_budget=budget, credit=credit,
-                max_window=max_window, degree=degree, observer=rows[index].append, loss=LossEstimate(50, 5),
+                max_window=max_window, degree=degree, path=path, observer=rows[index].append, loss=LossEstimate(50, 5),
             )
         )  # fmt: skip
     fates: deque[tuple[float, int, bool]] = deque()
@@ -235,8 +236,8 @@ def test_construction_is_checked() -> None:
         "max_window": 4096, "credit": 10, "budget": 1.0, "rtt_s": 0.01, "min_rtt_s": 0.01, "slot_s": 0.001,
         "reserved_s": 0.0,
     }  # fmt: skip
-    ones = np.ones(2, dtype=np.int32)
-    _policy.Planner(book, make_policy("none"), ones, ones, b"m", **right)
+    ones, zeros = np.ones(2, dtype=np.int32), np.zeros(2, dtype=np.int32)
+    _policy.Planner(book, make_policy("none"), ones, zeros, b"m", **right)
     for wrong in (
         {"transfer_id": 2**62},
         {"max_window": 16_385},
@@ -246,10 +247,10 @@ def test_construction_is_checked() -> None:
         {"slot_s": 0.0},
     ):
         with pytest.raises(LocalError):
-            _policy.Planner(book, make_policy("none"), ones, ones, b"m", **(right | wrong))
+            _policy.Planner(book, make_policy("none"), ones, zeros, b"m", **(right | wrong))
     with pytest.raises(LocalError):
-        _policy.Planner(book, make_policy("none"), ones[:1], ones, b"m", **right)
+        _policy.Planner(book, make_policy("none"), ones[:1], zeros, b"m", **right)
     with pytest.raises(LocalError):
-        _policy.Planner(book, make_policy("none"), ones, ones, b"", **right)
+        _policy.Planner(book, make_policy("none"), ones, zeros, b"", **right)
     with pytest.raises(LocalError):
-        _policy.Planner(book, Always(Action(ActionKind.IDLE), "half"), ones, ones, b"m", **right)  # type: ignore[arg-type]
+        _policy.Planner(book, Always(Action(ActionKind.IDLE), "half"), ones, zeros, b"m", **right)  # type: ignore[arg-type]

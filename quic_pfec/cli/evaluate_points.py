@@ -27,7 +27,15 @@ def default_schemes() -> tuple[str, ...]:
     """All policies, the fixed code also over the paper's window, and FIFO twins of what stands for others' systems."""
     from quic_pfec.schedule.policies import POLICY_NAMES
 
-    extra = ("fixed@full", "none@fifo", "arq@fifo", "flec-rt@fifo", "flec-rt-window@fifo", "flec-rt-spread@fifo")
+    extra = (
+        "fixed@full",
+        "fixed@budget@full",
+        "none@fifo",
+        "arq@fifo",
+        "flec-rt@fifo",
+        "flec-rt-window@fifo",
+        "flec-rt-spread@fifo",
+    )
     return (*POLICY_NAMES, *extra)
 
 

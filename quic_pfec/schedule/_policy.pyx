@@ -27,6 +27,7 @@ cdef extern from "core.h":
     ctypedef struct ledger:
         uint32_t symbols, next, prefix, in_flight, repairs_in_flight, known_lost, known, seen_count
         uint8_t *state
+        const int32_t *unit_packets
         int32_t *tokens
         loss_estimate *loss
         size_t token_count, heap_count
@@ -35,6 +36,7 @@ cdef extern from "core.h":
     int64_t ledger_send_source(ledger *book, uint32_t *sid) nogil
     int64_t ledger_send_lost(ledger *book, uint32_t *sid) nogil
     int64_t ledger_send_repair(ledger *book) nogil
+    void ledger_rank(ledger *book, const int32_t *unit_packets, const int32_t *unit_position) nogil
     int ledger_fate(ledger *book, size_t token, bint delivered, bint probe) nogil
     void ledger_learn_known(ledger *book, uint32_t start, uint32_t stop) nogil
     uint32_t ledger_unresolved(const ledger *book) nogil
@@ -60,8 +62,9 @@ cdef extern from "core.h":
     ctypedef struct policy:
         int rule
         bint full_window
-        double rate, alpha, horizon_rtt, open_share, spread, blind_share, doubt, crowd, wide_degree, headroom
+        double rate, alpha, horizon_rtt, open_share, spread, blind_share, hold_rtt, doubt, crowd, wide_degree, headroom
     action policy_decide(const policy *p, const sender_state *s) nogil
+    bint policy_ranks(const policy *p, const sender_state *s) nogil
     uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most) nogil
     bint policy_is_flec(const policy *p) nogil
     ctypedef struct flec:
@@ -96,7 +99,7 @@ cdef extern from "core.h":
         uint32_t symbol_size, degree, max_degree, max_window, manifest_bytes
         double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s
         int64_t credit, feedback_deficit
-        bint running
+        bint running, ranks
         flec flec
         core_counters counters
         sender_state state
@@ -240,6 +243,8 @@ cdef class Policy:
                 self.rule.spread = value
             elif parameter == "blind_share":
                 self.rule.blind_share = value
+            elif parameter == "hold_rtt":
+                self.rule.hold_rtt = value
             elif parameter == "doubt":
                 self.rule.doubt = value
             elif parameter == "crowd":
@@ -266,6 +271,11 @@ cdef class Policy:
         cdef sender_state s
         read_state(state, &s)
         return policy_degree(&self.rule, &s, usual, most)
+
+    def ranks(self, state):
+        cdef sender_state s
+        read_state(state, &s)
+        return bool(policy_ranks(&self.rule, &s))
 
     def packed(self):
         return PyBytes_FromStringAndSize(<const char *>&self.rule, sizeof(policy))

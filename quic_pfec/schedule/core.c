@@ -245,6 +245,8 @@ static int64_t plan_symbol(core *c, double now, int64_t bytes_free, planned *out
         if ((int64_t)bytes > bytes_free)
             return 0;
         bool again = chosen.kind == ACTION_RESEND;
+        if (again && c->book->unit_packets == NULL && (c->ranks || policy_ranks(&c->rule, &c->state)))
+            ledger_rank(c->book, c->unit_packets, c->unit_position);
         out->token = again ? ledger_send_lost(c->book, &out->number) : ledger_send_source(c->book, &out->number);
         if (out->token < 0)
             return -2;

@@ -39,6 +39,7 @@ typedef struct {
     uint8_t *seen;                                /* flec.c: lost, but a repair over it arrived; NULL without a rule of it */
     uint32_t seen_count;
     const double *priority;                       /* the caller's, one a symbol; lower is resent first */
+    const int32_t *unit_packets, *unit_position;  /* the caller's, once ledger_rank() was called; else NULL */
     loss_estimate *loss;                          /* the caller's: shared by the transfers of a connection */
     int32_t *tokens;                              /* token -> sid, TOKEN_REPAIR or TOKEN_SETTLED */
     size_t token_count, token_room;
@@ -57,6 +58,9 @@ int64_t ledger_send_repair(ledger *book);
 
 /* token < token_count. 0, or -2 without memory: the loss is counted, but the symbol stays in flight. */
 int ledger_fate(ledger *book, size_t token, bool delivered, bool probe);
+/* From now on losses are resent by priority times the packets of the unit over those that it lacks: what completes most for
+ * a packet goes first. Both arrays are of each symbol: packets of its unit, its place in it. */
+void ledger_rank(ledger *book, const int32_t *unit_packets, const int32_t *unit_position);
 /* start <= stop <= next. */
 void ledger_learn_known(ledger *book, uint32_t start, uint32_t stop);
 
@@ -100,12 +104,14 @@ typedef struct {
     double rate;                                    /* fixed */
     double alpha;                                   /* epoch, hybrid */
     double horizon_rtt, open_share, spread;         /* hybrid */
-    double blind_share, doubt, crowd, wide_degree; /* hybrid */
+    double blind_share, hold_rtt, doubt, crowd, wide_degree; /* hybrid */
     double headroom;                                /* flec */
 } policy;
 
 action policy_decide(const policy *p, const sender_state *s); /* not the rules of flec.c */
 /* Symbols that a repair combines, where `degree` is usual and `most` allowed. */
+/* Are losses to be resent by what completes units? */
+bool policy_ranks(const policy *p, const sender_state *s);
 uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most);
 
 static inline bool policy_is_flec(const policy *p)
@@ -232,6 +238,7 @@ struct core {
     double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s;
     int64_t credit, feedback_deficit;
     bool running; /* the receiver is */
+    bool ranks;   /* losses are resent by what completes units, whatever the rule says */
     /* Its own. */
     bool heard, has_burst, has_chosen;
     flec flec;

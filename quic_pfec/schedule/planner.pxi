@@ -9,6 +9,8 @@ cdef int ask(void *user, const sender_state *s, action *out) except -1:
     planner.c.rule.full_window = is_full(planner.asked.window)
     if planner.asked_degree is not None:
         planner.c.degree = planner.asked_degree(planner.view, planner.usual_degree, planner.c.max_degree)
+    if answer.kind == ACTION_RESEND and planner.asked_ranks is not None and planner.asked_ranks(planner.view):
+        planner.c.ranks = True
     count = answer.count
     out.kind = answer.kind
     out.count = <int32_t>min(max(count, -INT32_MAX), INT32_MAX)
@@ -22,6 +24,7 @@ cdef class Planner:
     cdef readonly Ledger ledger
     cdef object asked  # the policy
     cdef object asked_degree  # its method `degree`, if a policy in Python has one
+    cdef object asked_ranks   # its method `ranks`
     cdef uint32_t usual_degree
     cdef object listener  # the policy again, if it wants to be told of packets and fates
     cdef object view   # the State a policy in Python sees
@@ -33,8 +36,7 @@ cdef class Planner:
                   const int32_t[::1] unit_position not None, bytes manifest not None, *, double now, double deadline_s,
                   uint64_t transfer_id, symbol_size, degree, max_degree, max_window, int64_t credit, double budget, double rtt_s,
                   double min_rtt_s, double slot_s, double reserved_s):
-        if len(unit_packets) != ledger.book.symbols or len(unit_position) != ledger.book.symbols:
-            raise LocalError("a unit for every symbol")
+        ledger.take_units(unit_packets, unit_position)
         if not 1 <= len(manifest) < 1 << 31:
             raise LocalError(f"a manifest of {len(manifest)} bytes")
         if transfer_id >> 62:
@@ -88,6 +90,7 @@ cdef class Planner:
             raise MemoryError
         self.asked = asked
         self.asked_degree = None if isinstance(asked, Policy) else getattr(asked, "degree", None)
+        self.asked_ranks = None if isinstance(asked, Policy) else getattr(asked, "ranks", None)
         self.c.degree = self.usual_degree
         self.listener = asked if isinstance(asked, Listener) else None
         if self.listener is not None:

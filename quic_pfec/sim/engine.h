@@ -102,7 +102,7 @@ void receiver_on_timer(receiver *r, double now);
 bool receiver_feedback_due(const receiver *r, double now);
 void receiver_feedback(receiver *r, double now, feedback *out);
 
-/* ---- engine.c (sim/episode.py) ---- */
+/* ---- memory.c, engine.c (sim/episode.py) ---- */
 
 typedef struct {
     double at_s;

@@ -1,7 +1,8 @@
 """Many hand-offs: every policy of a list at every cell of a point, losses paired, on all cores.
 
 A scheme is a policy's name with what differs from its default: `deficit@full` (the other window), `flec-rt@fifo`
-(blocks in the order of the cache instead of by utility). Each finished hand-off is a line of a journal, keyed by all
+(blocks in the order of the cache instead of by utility), `fixed@budget` (as many repairs a source as the budget
+allows, instead of 10 % until it is spent). Each finished hand-off is a line of a journal, keyed by all
 that determines it, so that a run that was interrupted goes on and one with more policies only adds them.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from quic_pfec.schedule.policies import Policy, compiled, make_policy, make_twin
+from quic_pfec.schedule.policies import Fixed, Policy, compiled, make_policy, make_twin
 from quic_pfec.sim.engine import Lanes, make_scenario, reset
 from quic_pfec.sim.oracle import oracle
 from quic_pfec.sim.points import Cell, HandOff, hand_off
@@ -32,31 +33,39 @@ _T95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A policy as it stands in a table. order: "utility" or "fifo"; window: what its repairs are over."""
+    """A policy as it stands in a table.
+
+    order: "utility" or "fifo"; window: what its repairs are over; spread: the rate of `fixed` is the cell's budget.
+    """
 
     name: str
     policy: str
     window: str
     order: str
+    spread: bool = False
 
 
 def parse_scheme(text: str) -> Scheme:
-    """`NAME`, `NAME@full`, `NAME@sack`, `NAME@fifo` and both. Raises ValueError for what is none."""
+    """`NAME` with any of @full or @sack, @fifo, and @budget for `fixed`. Raises ValueError for what is none."""
     name, *marks = text.split("@")
     window = make_policy(name).window
-    order = "utility"
+    order, spread = "utility", False
     for mark in marks:
         if mark in ("full", "sack"):
             window = mark  # type: ignore[assignment]
         elif mark == "fifo":
             order = mark
+        elif mark == "budget" and name == "fixed":
+            spread = True
         else:
             raise LocalError(f"{text!r}: a policy is followed by @full, @sack or @fifo")
-    return Scheme(text, name, window, order)
+    return Scheme(text, name, window, order, spread)
 
 
-def policy_of(scheme: Scheme) -> Policy:
-    """Its policy, compiled."""
+def policy_of(scheme: Scheme, budget: float | None = None) -> Policy:
+    """Its policy at a cell of that budget, compiled."""
+    if scheme.spread and budget is not None:
+        return compiled(Fixed(rate=budget, window=scheme.window))  # type: ignore[arg-type]
     policy = make_policy(scheme.policy)
     if policy.window == scheme.window:
         return policy
@@ -92,7 +101,7 @@ def play_cell(cell: Cell, seed: int, schemes: Sequence[Scheme]) -> list[Outcome]
     }
     for scheme in schemes:
         begun = time.process_time()
-        reset(lanes, 0, worlds[scheme.order], settings, policy_of(scheme))
+        reset(lanes, 0, worlds[scheme.order], settings, policy_of(scheme, cell.budget))
         lanes.finish()
         spent = time.process_time() - begun
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -103,7 +112,7 @@ def play_cell(cell: Cell, seed: int, schemes: Sequence[Scheme]) -> list[Outcome]
 
 def _key(cell: Cell, scheme: Scheme, seed: int) -> str:
     """All that determines a hand-off: cell, seed, order, and the policy with its parameters."""
-    return json.dumps([asdict(cell), scheme.order, repr(policy_of(scheme)), seed], sort_keys=True)
+    return json.dumps([asdict(cell), scheme.order, repr(policy_of(scheme, cell.budget)), seed], sort_keys=True)
 
 
 _Task = tuple[Cell, int, tuple[Scheme, ...]]

@@ -94,6 +94,7 @@ class Planner:
         self._credit = credit
         self._budget = budget
         self._running = True
+        self._ranked = False
         self._repair_number = 0
         self._policy: Policy
         self._listener: Listener | None
@@ -303,6 +304,7 @@ class Planner:
             if size + self._symbol_size > bytes_free:
                 return None
             if action.kind is ActionKind.RESEND:
+                self._rank()
                 plan = (_RESEND, *ledger.send_lost(), None, 0)
                 self._budget -= 1
                 self._resent += 1
@@ -318,6 +320,12 @@ class Planner:
         self._since_manifest += 1
         self._chosen = None
         return plan, size + self._symbol_size
+
+    def _rank(self) -> None:
+        ranks = getattr(self._policy, "ranks", None)
+        if not self._ranked and ranks is not None and ranks(self._state):
+            self._ranked = True
+            self.ledger.rank(np.asarray(self._unit_packets), np.asarray(self._unit_position))
 
     def plan_into(
         self, encoder: Store, now: float, max_packets: int, bytes_free: int, out: Any, stride: int, offset: int
