@@ -47,7 +47,7 @@ def test_the_whole_of_it_small(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    assert "--point is quality" in failure("evaluate", "--point", "paper")
+    assert "--point is quality" in failure("evaluate", "--point", "nowhere")
     assert "percentages" in failure(*SMALL, "--kept", "ten")
     assert "neither a channel" in failure(*SMALL, "--channel", "calm")
     assert "none.jsonl" in failure(*SMALL, "--data", tmp_path / "none.jsonl")

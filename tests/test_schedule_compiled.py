@@ -33,6 +33,8 @@ states = st.builds(
     unresolved=st.integers(0, 60),
     window=st.integers(0, 6000),
     feedback_deficit=st.integers(0, 60),
+    packets_extra=st.integers(0, 60),
+    fates=st.sampled_from([0, 1, 20, 5000]),
     loss_short=st.floats(0.002, 0.6),
     loss_long=st.floats(1e-6, 0.6),
     budget_left=st.sampled_from([0.0, 1.0, 3.0, 4.0, 15.0, 16.0, 1000.0, inf]),
@@ -53,6 +55,11 @@ rules = st.one_of(
         alpha=st.floats(0, 3),
         open_share=st.floats(0, 3),
         spread=st.floats(0, 2),
+        blind_share=st.floats(0, 3),
+        hold_rtt=st.sampled_from([0.0, 3.0, 1e9]),
+        doubt=st.floats(0, 9),
+        crowd=st.sampled_from([0.0, 5.0, 200.0]),
+        wide_degree=st.sampled_from([0.0, 48.0, 192.0]),
         window=st.sampled_from(["sack", "full"]),
     ),
 )
@@ -65,6 +72,13 @@ def test_the_same_answer(rule: Hybrid, state: State) -> None:
     assert isinstance(fast, Policy)
     assert fast.window == rule.window
     assert fast.decide(state) == rule.decide(state)
+    if isinstance(rule, Hybrid):
+        assert fast.ranks(state) == rule.ranks(state)
+        assert [fast.degree(state, 48, most) for most in (60, 255)] == [
+            rule.degree(state, 48, most) for most in (60, 255)
+        ]
+    else:
+        assert fast.degree(state, 48, 255) == 48
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -77,7 +91,8 @@ def test_names_give_compiled_rules(name: str) -> None:
 def test_parameters_travel() -> None:
     fast = compiled(Hybrid(alpha=2.5, window="full"))
     assert repr(fast) == (
-        "Policy('hybrid', 'full', **{'horizon_rtt': 0.5, 'alpha': 2.5, 'open_share': 1.3, 'spread': 0.5})"
+        "Policy('hybrid', 'full', **{'horizon_rtt': 0.5, 'alpha': 2.5, 'open_share': 1.3, 'spread': 0.5, "
+        "'blind_share': 1.25, 'hold_rtt': 3.0, 'doubt': 4.0, 'crowd': 200.0, 'wide_degree': 192.0})"
     )
 
 

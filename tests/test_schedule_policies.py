@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -240,3 +242,69 @@ def test_a_decision_is_allowed_and_depends_on_the_state_alone(name: str, state: 
         assert action != REPAIR
     if name not in {"arq", "flec-rt", "hybrid"}:
         assert action != RESEND
+
+
+# a budget that cannot save all, and time to choose
+
+
+def rationed(**changes: Any) -> State:
+    plain: dict[str, Any] = {
+        "slots_total": 10_000, "slots_left": 5_000, "rtt_slots": 50.0, "sources_total": 12_000, "sources_sent": 5_000,
+        "unit_packets": 24, "unit_position": 3, "in_flight": 50, "known_lost": 300, "unresolved": 350, "window": 4_000,
+        "loss_long": 0.08, "budget_left": 360.0, "packets_extra": 0, "can_source": True, "can_repair": True,
+        "can_resend": True,
+    }  # fmt: skip
+    return State(**(plain | changes))
+
+
+def test_resends_wait_for_the_end_when_the_budget_binds() -> None:
+    policy = make_policy("hybrid")
+    assert policy.decide(rationed()) == SOURCE
+    assert policy.decide(rationed(slots_left=480)) == RESEND  # 304 / 0.92 needed, and three round trips
+    assert policy.decide(rationed(slots_left=481)) == SOURCE
+    assert policy.decide(rationed(slots_left=400, budget_left=10.0)) == SOURCE
+    assert policy.decide(rationed(can_source=False)) == RESEND  # nothing else to send
+    assert policy.decide(rationed(can_source=False, can_resend=False)) == IDLE
+    assert policy.decide(rationed(slots_left=20, can_resend=False, unit_position=0)) == SOURCE  # no code
+
+
+@pytest.mark.parametrize(
+    "change", [{"budget_left": 800.0}, {"budget_left": inf}, {"rtt_slots": 100.0}, {"loss_long": 0.03}]
+)
+def test_with_budget_enough_or_little_time_they_do_not_wait(change: dict[str, Any]) -> None:
+    assert make_policy("hybrid").decide(rationed(**change)) == RESEND
+
+
+def test_what_was_spent_is_part_of_the_budget() -> None:
+    assert make_policy("hybrid").decide(rationed(budget_left=10.0, packets_extra=800)) == RESEND
+
+
+# many packets in flight
+
+
+def test_doubt_and_wide_repairs_with_many_in_flight() -> None:
+    """1 Gbit/s before any feedback: the prior alone would send too few."""
+    policy = Hybrid()
+    crowded = rationed(
+        slots_total=1786, slots_left=200, rtt_slots=1786.0, in_flight=1500, loss_long=0.05, budget_left=inf,
+        can_resend=False, sources_sent=1500, fates=0, repairs_in_flight=130,
+    )  # fmt: skip
+    assert policy.decide(crowded) == REPAIR  # 1.3 * 75 + 0.5 * 150 - 0.95 * 130 > 0
+    assert replace(policy, doubt=0.0).decide(crowded) == SOURCE
+    assert policy.decide(replace(crowded, fates=5000)) == SOURCE  # the rate is known by now
+    assert policy.degree(crowded, 48, 255) == 192
+    assert policy.degree(crowded, 48, 100) == 100
+    assert policy.degree(crowded, 200, 255) == 200
+    assert policy.degree(replace(crowded, in_flight=200), 48, 255) == 48
+
+
+def test_a_third_unit_is_opened_on_a_path_not_known_yet() -> None:
+    policy = make_policy("hybrid")
+    view = rationed(
+        slots_total=89, slots_left=31, rtt_slots=179.0, in_flight=48, unresolved=48, loss_long=0.05, budget_left=inf,
+        can_resend=False, unit_position=0, repairs_in_flight=6, fates=0,
+    )  # fmt: skip
+    assert policy.decide(view) == SOURCE
+    assert policy.decide(replace(view, slots_left=29)) == REPAIR
+    assert policy.decide(replace(view, unresolved=49)) == REPAIR
+    assert policy.decide(replace(view, fates=20)) == REPAIR

@@ -326,9 +326,15 @@ def test_the_twin_agrees_in_everything(
         Ledger(priority, history), _policy.Ledger(priority, LossEstimate(history.fates, history.losses))
     ]  # fmt: skip
     tokens = 0
-    for _ in range(4 * symbols + 60):
+    places = np.arange(symbols) % 3  # units of three, the last one what is left
+    sizes = np.minimum(3, symbols - (np.arange(symbols) - places))
+    ranked_at = int(chance.integers(0, 8 * symbols + 120))
+    for step in range(4 * symbols + 60):
         answers: list[Any] = []
         draw = chance.random(4)
+        if step == ranked_at:
+            for book in books:
+                book.rank(sizes.astype(np.int32), places.astype(np.int32))
         pick, start = int(draw[2] * lag), int(chance.integers(0, books[0].next + 1))
         for book in books:
             if draw[0] < 0.35 and book.next < symbols:
@@ -347,6 +353,31 @@ def test_the_twin_agrees_in_everything(
         assert answers[:half] == answers[half:]
         tokens += half > 0 and draw[0] < 0.55 and (isinstance(answers[0], int) or len(answers[0]) == 2)
         assert picture(books[0]) == picture(books[1])
+
+
+@both
+def test_ranked_losses_go_where_they_complete_most(kind: type[Book]) -> None:
+    """Units of three with utilities 9, 6, 3; lacking three, one and one symbol."""
+    book = kind(np.repeat([-3.0, -2.0, -1.0], 3), LossEstimate())
+    tokens = [book.send_source()[1] for _ in range(9)]
+    for sid in (0, 1, 2, 4, 7):
+        book.fate(tokens[sid], False)
+    book.rank(np.full(9, 3, dtype=np.int32), np.tile(np.arange(3, dtype=np.int32), 3))
+    sid, token = book.send_lost()
+    assert sid == 4  # 6 for one symbol; 3 for one, and 9 for three, come after
+    book.fate(token, False)
+    assert [book.send_lost()[0] for _ in range(5)] == [4, 0, 1, 2, 7]
+
+
+def test_units_are_checked() -> None:
+    ones, zeros = np.ones(4, dtype=np.int32), np.zeros(4, dtype=np.int32)
+    for packets, places in ((ones[:3], zeros), (ones, ones), (2 * ones, zeros), (ones, -ones), (0 * ones, zeros)):
+        with pytest.raises(LocalError):
+            _policy.Ledger(np.zeros(4), LossEstimate()).rank(packets, places)
+    book = _policy.Ledger(np.zeros(4), LossEstimate())
+    book.rank(ones, zeros)
+    with pytest.raises(LocalError):
+        book.rank(ones, zeros)
 
 
 @both

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quic_pfec.schedule import _policy
-from quic_pfec.schedule.policies import POLICY_NAMES, Policy, Window, make_policy, make_twin
+from quic_pfec.schedule.policies import POLICY_NAMES, Hybrid, Policy, Window, compiled, make_policy, make_twin
 from quic_pfec.schedule.state import Action, ActionKind, State
 from quic_pfec.transfer import ledger, planner
 from quic_pfec.transfer.ledger import LossEstimate
@@ -71,7 +71,7 @@ class Wild:
 
 @settings(deadline=None, max_examples=150)
 @given(
-    name=st.sampled_from([*POLICY_NAMES, "wild"]),
+    name=st.sampled_from([*POLICY_NAMES, "wild", "crowded", "rationed"]),
     seed=st.integers(0, 2**32),
     transfer_id=st.sampled_from([0, 63, 64, 2**14, 2**30, 2**62 - 1]),
     budget=st.sampled_from([None, 0.0, 0.03, 0.2]),
@@ -90,13 +90,18 @@ def test_both_plan_the_same_bytes(
     data = random.Random(seed).randbytes(manifest)
     rows: list[list[TraceRow]] = [[] for _ in range(4)]
     senders = []
+    path = Path(0.002, 0.002, SLOT_S) if name == "rationed" else Path(0.020, 0.020, SLOT_S)  # 200 round trips, or 20
     for index in range(4):
         twin = index % 2 == 1
-        policy = Wild(seed) if name == "wild" else (make_twin if twin else make_policy)(name)
+        policy: Policy = Wild(seed) if name == "wild" else Hybrid(crowd=5.0, wide_degree=100.0)
+        if name in ("crowded", "rationed") and not twin:
+            policy = policy if index else compiled(policy)  # in the compiled planner: the rule, and the class it asks
+        elif name in POLICY_NAMES:
+            policy = (make_twin if twin else make_policy)(name)
         senders.append(
             make(
                 Twin if twin else Sender, policy, transfer_id, manifest=data, repair_budget=budget, credit=credit,
-                max_window=max_window, degree=degree, observer=rows[index].append, loss=LossEstimate(50, 5),
+                max_window=max_window, degree=degree, path=path, observer=rows[index].append, loss=LossEstimate(50, 5),
             )
         )  # fmt: skip
     fates: deque[tuple[float, int, bool]] = deque()
@@ -227,17 +232,25 @@ def test_a_policy_may_look_at_its_sender() -> None:
 def test_construction_is_checked() -> None:
     book = _policy.Ledger(np.zeros(2), LossEstimate())
     right: dict[str, Any] = {
-        "now": 0.0, "deadline_s": 1.0, "transfer_id": 0, "symbol_size": SIZE, "degree": 48, "max_window": 4096,
-        "credit": 10, "budget": 1.0, "rtt_s": 0.01, "min_rtt_s": 0.01, "slot_s": 0.001, "reserved_s": 0.0,
+        "now": 0.0, "deadline_s": 1.0, "transfer_id": 0, "symbol_size": SIZE, "degree": 48, "max_degree": 255,
+        "max_window": 4096, "credit": 10, "budget": 1.0, "rtt_s": 0.01, "min_rtt_s": 0.01, "slot_s": 0.001,
+        "reserved_s": 0.0,
     }  # fmt: skip
-    ones = np.ones(2, dtype=np.int32)
-    _policy.Planner(book, make_policy("none"), ones, ones, b"m", **right)
-    for wrong in ({"transfer_id": 2**62}, {"max_window": 16_385}, {"max_window": 0}, {"degree": 0}, {"slot_s": 0.0}):
+    ones, zeros = np.ones(2, dtype=np.int32), np.zeros(2, dtype=np.int32)
+    _policy.Planner(book, make_policy("none"), ones, zeros, b"m", **right)
+    for wrong in (
+        {"transfer_id": 2**62},
+        {"max_window": 16_385},
+        {"max_window": 0},
+        {"degree": 0},
+        {"max_degree": 47},
+        {"slot_s": 0.0},
+    ):
         with pytest.raises(LocalError):
-            _policy.Planner(book, make_policy("none"), ones, ones, b"m", **(right | wrong))
+            _policy.Planner(book, make_policy("none"), ones, zeros, b"m", **(right | wrong))
     with pytest.raises(LocalError):
-        _policy.Planner(book, make_policy("none"), ones[:1], ones, b"m", **right)
+        _policy.Planner(book, make_policy("none"), ones[:1], zeros, b"m", **right)
     with pytest.raises(LocalError):
-        _policy.Planner(book, make_policy("none"), ones, ones, b"", **right)
+        _policy.Planner(book, make_policy("none"), ones, zeros, b"", **right)
     with pytest.raises(LocalError):
-        _policy.Planner(book, Always(Action(ActionKind.IDLE), "half"), ones, ones, b"m", **right)  # type: ignore[arg-type]
+        _policy.Planner(book, Always(Action(ActionKind.IDLE), "half"), ones, zeros, b"m", **right)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """`quic-pfec evaluate`: the measurements behind the project's claims, an operating point a run.
 
-`quality` is what a model keeps: retention by share of blocks, and end to end through simulated losses. Tables go to
+`quality` is what a model keeps: retention by share of blocks, and end to end through simulated losses; the other
+points (`cli.evaluate_points`) compare policies by the utility they deliver. Tables go to
 stdout, figures to JSON, curves to a picture; finished examples go to a journal beside the JSON, from which an
 interrupted run goes on.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quic_pfec.cli.evaluate_points import SIMULATED, evaluate_points
 from quic_pfec.cli.output import fail, need_extra
 
 if TYPE_CHECKING:
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from quic_pfec.llm.quality_report import Cell
     from quic_pfec.llm.quality_run import Run
 
-POINTS = ("quality",)
+POINTS = ("quality", *SIMULATED)
 
 
 def evaluate_command(
-    point: Annotated[str, typer.Option(help="What is measured: quality.")] = "quality",
+    point: Annotated[
+        str, typer.Option(help="What is measured: quality; or policies at paper, short, heldout, context, 5g.")
+    ] = "quality",
     model: Annotated[str, typer.Option(help="smollm2-135m, a folder, a .gguf file or a hub id.")] = "smollm2-135m",
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1 ...")] = "cpu",
     data: Annotated[
@@ -55,7 +59,18 @@ def evaluate_command(
     profile_prompts: Annotated[int, typer.Option(min=1, help="Contexts that the profiles are measured on.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of contexts, random order, losses and intervals.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Patterns judged at once: memory, not results.")] = 8,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with a model and one thread.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes: one by default for quality, each with a model; else all cores."),
+    ] = None,
+    scheduler: Annotated[
+        list[str] | None,
+        typer.Option(help="A policy, @full or @sack for its window, @fifo for its order; repeat. Default: all."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Paired realisations of a simulated point; 100 at short.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Measured losses in the place of the labelled ones of 5g.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="torch's CPU threads in this process.")] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the figures here, and beside it a .jsonl to go on from.")
@@ -70,6 +85,9 @@ def evaluate_command(
     """
     if point not in POINTS:
         fail(f"--point is {', '.join(POINTS)}, not {point!r}")
+    if point in SIMULATED:
+        evaluate_points(point, scheduler, seeds, jobs, json_path, picture, trace, seed)
+        return
     with need_extra():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -111,7 +129,7 @@ def evaluate_command(
                 bars.update(tasks[step], completed=done)
 
             result = run(
-                loaded, questions, settings, examples, jobs=jobs, source=model, device=device, progress=progress,
+                loaded, questions, settings, examples, jobs=jobs or 1, source=model, device=device, progress=progress,
                 journal=None if json_path is None else json_path.with_suffix(".jsonl"),
             )  # fmt: skip
     except (ValueError, OSError) as error:

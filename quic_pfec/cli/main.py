@@ -75,7 +75,10 @@ app.command(
 )(profile_command)
 app.command(
     "evaluate",
-    epilog=_examples("quic-pfec evaluate --point quality --examples 4 --json quality.json --picture quality.png"),
+    epilog=_examples(
+        "quic-pfec evaluate --point quality --examples 4 --json quality.json --picture quality.png",
+        "quic-pfec evaluate --point short --seeds 20 --scheduler hybrid --scheduler arq --json short.json",
+    ),
 )(evaluate_command)
 app.command("link", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(link_command)
 app.command("cert", epilog=_examples("quic-pfec cert tls", "quic-pfec cert tls --name edge-b --name 192.0.2.7"))(

@@ -37,6 +37,14 @@ class Policy:
     @property
     def oldest_first(self) -> bool: ...
     def decide(self, state: State) -> Action: ...
+    def degree(self, state: State, usual: int, most: int) -> int:
+        """Symbols that a repair combines, where `usual` is what the transfer was set to and `most` the peer's limit."""
+
+    def ranks(self, state: State) -> bool:
+        """Are losses to be resent by what completes units (`Ledger.rank`)?"""
+
+    def packed(self) -> bytes:
+        """The C struct `policy`, for other compiled code in this process. Good while this object lives."""
 
 @final
 class Ledger:
@@ -68,6 +76,7 @@ class Ledger:
     def losses_queued(self) -> int: ...
     def send_source(self) -> tuple[int, int]: ...
     def send_lost(self) -> tuple[int, int]: ...
+    def rank(self, unit_packets: NDArray[np.int32], unit_position: NDArray[np.int32]) -> None: ...
     def send_repair(self) -> int: ...
     def is_lost(self, sid: int) -> bool: ...
     def fate(self, token: int, delivered: bool, *, probe: bool = False) -> bool: ...
@@ -94,6 +103,7 @@ class Planner:
         transfer_id: int,
         symbol_size: int,
         degree: int,
+        max_degree: int,
         max_window: int,
         credit: int,
         budget: float,

@@ -27,6 +27,7 @@ cdef extern from "core.h":
     ctypedef struct ledger:
         uint32_t symbols, next, prefix, in_flight, repairs_in_flight, known_lost, known, seen_count
         uint8_t *state
+        const int32_t *unit_packets
         int32_t *tokens
         loss_estimate *loss
         size_t token_count, heap_count
@@ -35,6 +36,7 @@ cdef extern from "core.h":
     int64_t ledger_send_source(ledger *book, uint32_t *sid) nogil
     int64_t ledger_send_lost(ledger *book, uint32_t *sid) nogil
     int64_t ledger_send_repair(ledger *book) nogil
+    void ledger_rank(ledger *book, const int32_t *unit_packets, const int32_t *unit_position) nogil
     int ledger_fate(ledger *book, size_t token, bint delivered, bint probe) nogil
     void ledger_learn_known(ledger *book, uint32_t start, uint32_t stop) nogil
     uint32_t ledger_unresolved(const ledger *book) nogil
@@ -54,13 +56,16 @@ cdef extern from "core.h":
         double rtt_slots
         int64_t sources_total, sources_sent, unit_packets, unit_position
         int64_t in_flight, repairs_in_flight, repairs_sent, known_lost, unresolved, window, feedback_deficit
+        int64_t packets_extra, fates
         double loss_short, loss_long, budget_left
         bint can_source, can_repair, can_resend
     ctypedef struct policy:
         int rule
         bint full_window
-        double rate, alpha, horizon_rtt, open_share, spread, headroom
+        double rate, alpha, horizon_rtt, open_share, spread, blind_share, hold_rtt, doubt, crowd, wide_degree, headroom
     action policy_decide(const policy *p, const sender_state *s) nogil
+    bint policy_ranks(const policy *p, const sender_state *s) nogil
+    uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most) nogil
     bint policy_is_flec(const policy *p) nogil
     ctypedef struct flec:
         pass
@@ -75,6 +80,7 @@ cdef extern from "core.h":
         int32_t kind
         uint32_t number
         int64_t token
+        uint32_t degree
         coding_set set
         uint8_t head[32]
     ctypedef struct core_counters:
@@ -90,10 +96,10 @@ cdef extern from "core.h":
         const int32_t *unit_packets
         const int32_t *unit_position
         uint64_t transfer_id
-        uint32_t symbol_size, degree, max_window, manifest_bytes
+        uint32_t symbol_size, degree, max_degree, max_window, manifest_bytes
         double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s
         int64_t credit, feedback_deficit
-        bint running
+        bint running, ranks
         flec flec
         core_counters counters
         sender_state state
@@ -174,6 +180,8 @@ cdef int read_state(state, sender_state *s) except -1:
     s.unresolved = state.unresolved
     s.window = state.window
     s.feedback_deficit = state.feedback_deficit
+    s.packets_extra = state.packets_extra
+    s.fates = state.fates
     s.loss_short = state.loss_short
     s.loss_long = state.loss_long
     s.budget_left = state.budget_left
@@ -198,6 +206,8 @@ cdef int write_state(state, const sender_state *s) except -1:
     state.unresolved = s.unresolved
     state.window = s.window
     state.feedback_deficit = s.feedback_deficit
+    state.packets_extra = s.packets_extra
+    state.fates = s.fates
     state.loss_short = s.loss_short
     state.loss_long = s.loss_long
     state.budget_left = s.budget_left
@@ -231,6 +241,16 @@ cdef class Policy:
                 self.rule.open_share = value
             elif parameter == "spread":
                 self.rule.spread = value
+            elif parameter == "blind_share":
+                self.rule.blind_share = value
+            elif parameter == "hold_rtt":
+                self.rule.hold_rtt = value
+            elif parameter == "doubt":
+                self.rule.doubt = value
+            elif parameter == "crowd":
+                self.rule.crowd = value
+            elif parameter == "wide_degree":
+                self.rule.wide_degree = value
             elif parameter == "headroom":
                 self.rule.headroom = value
             else:
@@ -246,6 +266,19 @@ cdef class Policy:
     @property
     def oldest_first(self):
         return self.rule.rule == RULE_FLEC_RT
+
+    def degree(self, state, uint32_t usual, uint32_t most):
+        cdef sender_state s
+        read_state(state, &s)
+        return policy_degree(&self.rule, &s, usual, most)
+
+    def ranks(self, state):
+        cdef sender_state s
+        read_state(state, &s)
+        return bool(policy_ranks(&self.rule, &s))
+
+    def packed(self):
+        return PyBytes_FromStringAndSize(<const char *>&self.rule, sizeof(policy))
 
     def decide(self, state):
         cdef sender_state s

@@ -20,6 +20,8 @@ void core_start(core *c, double now)
     c->state.sources_total = c->book->symbols;
     int64_t slots = core_slots_left(c, now);
     c->state.slots_total = slots > 1 ? slots : 1;
+    if (c->memory != NULL)
+        features_start(c->memory, c->state.slots_total);
 }
 
 int core_set_rule(core *c, const policy *rule)
@@ -81,12 +83,16 @@ void core_view(core *c, double now)
     s->unresolved = ledger_unresolved(book);
     s->window = book->next - book->prefix;
     s->feedback_deficit = c->feedback_deficit;
+    s->packets_extra = (int64_t)(c->counters.repair + c->counters.resent);
+    s->fates = (int64_t)book->loss->fates;
     s->loss_short = book->loss->recent;
     s->loss_long = loss_long(book->loss);
     s->budget_left = c->budget;
     s->can_source = more && book->next < c->credit;
     s->can_repair = c->budget >= 1 && s->unresolved > 0;
     s->can_resend = c->budget >= 1 && book->known_lost > 0;
+    if (c->memory != NULL)
+        features_view(c->memory, s);
 }
 
 /* The masks every policy is under: budget, credit, time (a burst must fit what is left). */
@@ -144,6 +150,22 @@ static bool manifest_due(const core *c, double now)
     return c->counters.manifests < MANIFEST_COPIES && (all_out || c->since_manifest >= MANIFEST_EVERY);
 }
 
+bool core_decides(core *c, double now)
+{
+    if (core_finished(c, now) || manifest_due(c, now))
+        return false;
+    core_view(c, now);
+    return !(c->has_burst && allowed(c->burst, &c->state));
+}
+
+void core_force(core *c, action forced)
+{
+    c->has_chosen = false;
+    c->has_burst = true;
+    c->burst = forced;
+    c->flec.reason = REASON_NONE;
+}
+
 int core_ready(core *c, double now)
 {
     if (core_finished(c, now))
@@ -193,7 +215,8 @@ static size_t plan_repair(core *c, int64_t bytes_free, planned *out)
         uint32_t span = room < MAX_HEAD_SPAN / 8 ? (uint32_t)(8 * room) : MAX_HEAD_SPAN;
         ledger_sack_set(c->book, c->max_window, span, &out->set, out->head);
     }
-    return c->symbol_size + frame_repair_overhead(c->transfer_id, c->degree, &out->set);
+    out->degree = policy_degree(&c->rule, &c->state, c->degree, c->max_degree);
+    return c->symbol_size + frame_repair_overhead(c->transfer_id, out->degree, &out->set);
 }
 
 /* Bytes of the planned frame; 0: nothing, or it does not fit; -1, -2 as core_plan(). */
@@ -222,6 +245,8 @@ static int64_t plan_symbol(core *c, double now, int64_t bytes_free, planned *out
         if ((int64_t)bytes > bytes_free)
             return 0;
         bool again = chosen.kind == ACTION_RESEND;
+        if (again && c->book->unit_packets == NULL && (c->ranks || policy_ranks(&c->rule, &c->state)))
+            ledger_rank(c->book, c->unit_packets, c->unit_position);
         out->token = again ? ledger_send_lost(c->book, &out->number) : ledger_send_source(c->book, &out->number);
         if (out->token < 0)
             return -2;
@@ -271,6 +296,8 @@ int core_fate(core *c, size_t token, bool delivered, bool probe)
     c->counters.losses += !delivered && !probe;
     int32_t meaning = c->book->tokens[token];
     int failed = ledger_fate(c->book, token, delivered, probe);
+    if (c->memory != NULL && meaning != TOKEN_SETTLED && !probe)
+        features_fate(c->memory, !delivered);
     if (failed == 0 && meaning != TOKEN_SETTLED && policy_is_flec(&c->rule))
         flec_fate(&c->flec, c->book, (int64_t)token, meaning, delivered, probe);
     return failed;

@@ -39,6 +39,7 @@ typedef struct {
     uint8_t *seen;                                /* flec.c: lost, but a repair over it arrived; NULL without a rule of it */
     uint32_t seen_count;
     const double *priority;                       /* the caller's, one a symbol; lower is resent first */
+    const int32_t *unit_packets, *unit_position;  /* the caller's, once ledger_rank() was called; else NULL */
     loss_estimate *loss;                          /* the caller's: shared by the transfers of a connection */
     int32_t *tokens;                              /* token -> sid, TOKEN_REPAIR or TOKEN_SETTLED */
     size_t token_count, token_room;
@@ -57,6 +58,9 @@ int64_t ledger_send_repair(ledger *book);
 
 /* token < token_count. 0, or -2 without memory: the loss is counted, but the symbol stays in flight. */
 int ledger_fate(ledger *book, size_t token, bool delivered, bool probe);
+/* From now on losses are resent by priority times the packets of the unit over those that it lacks: what completes most for
+ * a packet goes first. Both arrays are of each symbol: packets of its unit, its place in it. */
+void ledger_rank(ledger *book, const int32_t *unit_packets, const int32_t *unit_position);
 /* start <= stop <= next. */
 void ledger_learn_known(ledger *book, uint32_t start, uint32_t stop);
 
@@ -88,6 +92,7 @@ typedef struct {
     double rtt_slots;
     int64_t sources_total, sources_sent, unit_packets, unit_position;
     int64_t in_flight, repairs_in_flight, repairs_sent, known_lost, unresolved, window, feedback_deficit;
+    int64_t packets_extra, fates;
     double loss_short, loss_long, budget_left;
     bool can_source, can_repair, can_resend;
 } sender_state;
@@ -99,10 +104,15 @@ typedef struct {
     double rate;                                    /* fixed */
     double alpha;                                   /* epoch, hybrid */
     double horizon_rtt, open_share, spread;         /* hybrid */
+    double blind_share, hold_rtt, doubt, crowd, wide_degree; /* hybrid */
     double headroom;                                /* flec */
 } policy;
 
 action policy_decide(const policy *p, const sender_state *s); /* not the rules of flec.c */
+/* Symbols that a repair combines, where `degree` is usual and `most` allowed. */
+/* Are losses to be resent by what completes units? */
+bool policy_ranks(const policy *p, const sender_state *s);
+uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most);
 
 static inline bool policy_is_flec(const policy *p)
 {
@@ -162,6 +172,35 @@ int flec_sent(flec *f, const sender_state *s, int64_t token, const coding_set *s
 /* After ledger_fate() of a token that was not settled before and meant `meaning`. */
 void flec_fate(flec *f, ledger *book, int64_t token, int32_t meaning, bool delivered, bool probe);
 
+/* ---- features.c: the state of a learned policy, and its choices (schedule/features.py) ---- */
+
+enum { FEATURES = 15, CHOICES = 5, MAX_SOURCE_BURST = 8 };
+
+typedef struct {
+    /* The caller's. */
+    const uint32_t *unit_of;      /* of each sid: the place of its unit in the order of sending */
+    const double *utility_before; /* units + 1: of all units before each */
+    uint32_t units;
+    double budget_total;          /* infinity: unlimited */
+    /* Its own. */
+    double after_loss;            /* moving average of loss given that the fate before was a loss */
+    bool lost_before;
+    uint32_t prefix;
+    int64_t progress_left;        /* slots left when the prefix last moved */
+} feature_memory;
+
+void features_start(feature_memory *m, int64_t slots_total);
+void features_fate(feature_memory *m, bool lost);
+void features_view(feature_memory *m, const sender_state *s);
+/* version 1 or 2; out: FEATURES floats. */
+void features_look(const feature_memory *m, const sender_state *s, int version, uint32_t degree, float *out);
+/* d of the paper with the deficit `reported`; and Brem, which is T less what was spent where there is no budget. */
+double state_deficit(const sender_state *s, double reported);
+double state_budget(const sender_state *s);
+/* source, repair 1, 4, 16, resend: out has CHOICES places. */
+void choice_masks(const sender_state *s, bool resend, bool *out);
+action choice_action(const sender_state *s, int choice);
+
 /* ---- core.c: masks, budget, bursts, the manifest's copies (transfer/planner.py) ---- */
 
 enum { FRAME_MANIFEST, FRAME_SOURCE, FRAME_REPAIR, FRAME_RESEND };
@@ -171,7 +210,8 @@ typedef struct {
     int32_t kind;       /* FRAME_* */
     uint32_t number;    /* sid; offset of the manifest's fragment; repair number */
     int64_t token;      /* -1: none will be reported */
-    coding_set set;     /* of a repair */
+    uint32_t degree;    /* of a repair, as the two below */
+    coding_set set;
     uint8_t head[MAX_HEAD_SPAN / 8];
 } planned;
 
@@ -192,11 +232,13 @@ struct core {
     decide_function decide; /* for RULE_EXTERNAL */
     void *user;
     const int32_t *unit_packets, *unit_position; /* of each sid: packets of its unit, its place in it */
+    feature_memory *memory; /* NULL: nobody asks for features */
     uint64_t transfer_id;
-    uint32_t symbol_size, degree, max_window, manifest_bytes;
+    uint32_t symbol_size, degree, max_degree, max_window, manifest_bytes;
     double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s;
     int64_t credit, feedback_deficit;
     bool running; /* the receiver is */
+    bool ranks;   /* losses are resent by what completes units, whatever the rule says */
     /* Its own. */
     bool heard, has_burst, has_chosen;
     flec flec;
@@ -227,6 +269,10 @@ int64_t core_slots_left(const core *c, double now);
 bool core_finished(const core *c, double now);
 /* The policy's view at `now`, in c->state. */
 void core_view(core *c, double now);
+/* Would the next packet be the rule's to choose? If so c->state is the view at `now`. */
+bool core_decides(core *c, double now);
+/* The next packets are these, as far as the masks allow, whatever the rule says. */
+void core_force(core *c, action forced);
 /* Is there a frame to send? 1 or 0, or -1 from `decide`. */
 int core_ready(core *c, double now);
 /* When to ask again without any other event; infinity = never. */

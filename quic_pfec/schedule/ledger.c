@@ -109,6 +109,23 @@ static lost_symbol pop_lost(ledger *book)
     return top;
 }
 
+/* The order of resending: see ledger_rank(). */
+static double urgency(const ledger *book, uint32_t sid)
+{
+    if (book->unit_packets == NULL)
+        return book->priority[sid];
+    uint32_t lacking = 0, first = sid - (uint32_t)book->unit_position[sid];
+    for (uint32_t i = first; i < first + (uint32_t)book->unit_packets[sid]; i++)
+        lacking += book->state[i] == SYMBOL_LOST;
+    return book->priority[sid] * book->unit_packets[sid] / (lacking > 0 ? lacking : 1);
+}
+
+static void heapify(ledger *book)
+{
+    for (size_t i = book->heap_count / 2; i-- > 0;)
+        sift_down(book->heap, book->heap_count, i);
+}
+
 /* Drop what feedback has resolved meanwhile. */
 static void prune_lost(ledger *book)
 {
@@ -117,8 +134,17 @@ static void prune_lost(ledger *book)
         if (book->state[book->heap[i].sid] == SYMBOL_LOST)
             book->heap[kept++] = book->heap[i];
     book->heap_count = kept;
-    for (size_t i = kept / 2; i-- > 0;)
-        sift_down(book->heap, kept, i);
+    heapify(book);
+}
+
+void ledger_rank(ledger *book, const int32_t *unit_packets, const int32_t *unit_position)
+{
+    book->unit_packets = unit_packets;
+    book->unit_position = unit_position;
+    prune_lost(book);
+    for (size_t i = 0; i < book->heap_count; i++)
+        book->heap[i].priority = urgency(book, book->heap[i].sid);
+    heapify(book);
 }
 
 static void forget_seen(ledger *book, uint32_t start, uint32_t stop)
@@ -229,7 +255,7 @@ int ledger_fate(ledger *book, size_t token, bool delivered, bool probe)
         book->state[sid] = SYMBOL_LOST;
         book->in_flight--;
         book->known_lost++;
-        book->heap[book->heap_count].priority = book->priority[sid];
+        book->heap[book->heap_count].priority = urgency(book, sid);
         book->heap[book->heap_count].sid = sid;
         sift_up(book->heap, book->heap_count++);
     }

@@ -13,6 +13,8 @@ cdef class Ledger:
     cdef readonly object loss
     cdef double[::1] loss_values
     cdef const double[::1] priority
+    cdef const int32_t[::1] unit_packets
+    cdef const int32_t[::1] unit_position
 
     def __cinit__(self, const double[::1] priority not None, loss):
         if len(priority) > MAX_SYMBOLS:
@@ -79,6 +81,24 @@ cdef class Ledger:
         cdef int64_t token = ledger_send_lost(&self.book, &sid)
         self.check_sent(token, "no symbol is known to be lost")
         return sid, token
+
+    def rank(self, const int32_t[::1] unit_packets not None, const int32_t[::1] unit_position not None):
+        self.take_units(unit_packets, unit_position)
+        if self.book.symbols:
+            ledger_rank(&self.book, &unit_packets[0], &unit_position[0])
+
+    cdef int take_units(self, const int32_t[::1] packets, const int32_t[::1] position) except -1:
+        """Checked, and kept for as long as C code may look at them."""
+        cdef Py_ssize_t sid, symbols = self.book.symbols
+        if len(packets) != symbols or len(position) != symbols:
+            raise LocalError("a unit for every symbol")
+        for sid in range(symbols):
+            if not 0 <= position[sid] <= sid or not position[sid] < packets[sid] <= symbols - sid + position[sid]:
+                raise LocalError(f"symbol {sid} is place {position[sid]} of a unit of {packets[sid]}")
+        if self.book.unit_packets != NULL:
+            raise LocalError("the units of a ledger are set once")
+        self.unit_packets, self.unit_position = packets, position
+        return 0
 
     def send_repair(self):
         cdef int64_t token = ledger_send_repair(&self.book)

@@ -7,6 +7,10 @@ cdef int ask(void *user, const sender_state *s, action *out) except -1:
     write_state(planner.view, s)
     answer = planner.asked.decide(planner.view)
     planner.c.rule.full_window = is_full(planner.asked.window)
+    if planner.asked_degree is not None:
+        planner.c.degree = planner.asked_degree(planner.view, planner.usual_degree, planner.c.max_degree)
+    if answer.kind == ACTION_RESEND and planner.asked_ranks is not None and planner.asked_ranks(planner.view):
+        planner.c.ranks = True
     count = answer.count
     out.kind = answer.kind
     out.count = <int32_t>min(max(count, -INT32_MAX), INT32_MAX)
@@ -19,6 +23,9 @@ cdef class Planner:
     cdef core c
     cdef readonly Ledger ledger
     cdef object asked  # the policy
+    cdef object asked_degree  # its method `degree`, if a policy in Python has one
+    cdef object asked_ranks   # its method `ranks`
+    cdef uint32_t usual_degree
     cdef object listener  # the policy again, if it wants to be told of packets and fates
     cdef object view   # the State a policy in Python sees
     cdef const int32_t[::1] unit_packets
@@ -27,16 +34,15 @@ cdef class Planner:
 
     def __cinit__(self, Ledger ledger not None, policy, const int32_t[::1] unit_packets not None,
                   const int32_t[::1] unit_position not None, bytes manifest not None, *, double now, double deadline_s,
-                  uint64_t transfer_id, symbol_size, degree, max_window, int64_t credit, double budget, double rtt_s,
+                  uint64_t transfer_id, symbol_size, degree, max_degree, max_window, int64_t credit, double budget, double rtt_s,
                   double min_rtt_s, double slot_s, double reserved_s):
-        if len(unit_packets) != ledger.book.symbols or len(unit_position) != ledger.book.symbols:
-            raise LocalError("a unit for every symbol")
+        ledger.take_units(unit_packets, unit_position)
         if not 1 <= len(manifest) < 1 << 31:
             raise LocalError(f"a manifest of {len(manifest)} bytes")
         if transfer_id >> 62:
             raise LocalError(f"transfer id {transfer_id} does not fit a varint")
-        if not 1 <= max_window <= MAX_WINDOW or not 1 <= degree <= MAX_WINDOW:
-            raise LocalError(f"a window of {max_window} ids, degree {degree}")
+        if not 1 <= max_window <= MAX_WINDOW or not 1 <= degree <= max_degree <= MAX_WINDOW:
+            raise LocalError(f"a window of {max_window} ids, degree {degree} of {max_degree}")
         self.ledger = ledger
         self.unit_packets = unit_packets
         self.unit_position = unit_position
@@ -49,7 +55,8 @@ cdef class Planner:
         self.c.unit_position = &unit_position[0] if len(unit_position) else NULL
         self.c.transfer_id = transfer_id
         self.c.symbol_size = symbol_size
-        self.c.degree = degree
+        self.c.degree = self.usual_degree = degree
+        self.c.max_degree = max_degree
         self.c.max_window = max_window
         self.c.manifest_bytes = <uint32_t>len(manifest)
         self.c.budget = budget
@@ -82,6 +89,9 @@ cdef class Planner:
         if core_set_rule(&self.c, &rule) != 0:
             raise MemoryError
         self.asked = asked
+        self.asked_degree = None if isinstance(asked, Policy) else getattr(asked, "degree", None)
+        self.asked_ranks = None if isinstance(asked, Policy) else getattr(asked, "ranks", None)
+        self.c.degree = self.usual_degree
         self.listener = asked if isinstance(asked, Listener) else None
         if self.listener is not None:
             self.listener.start(self.ledger)
@@ -200,7 +210,8 @@ cdef class Planner:
             for i in range(count):
                 packet = &packets[i]
                 plans.append((packet.kind, packet.number, packet.token if packet.token >= 0 else None,
-                              set_tuple(&packet.set, packet.head) if packet.kind == FRAME_REPAIR else None))
+                              set_tuple(&packet.set, packet.head) if packet.kind == FRAME_REPAIR else None,
+                              packet.degree if packet.kind == FRAME_REPAIR else 0))
         return plans
 
     def plan_into(self, encoder, double now, Py_ssize_t max_packets, int64_t bytes_free, out, Py_ssize_t stride,
@@ -245,8 +256,8 @@ cdef class Planner:
         size = self.c.symbol_size
         if packet.kind == FRAME_REPAIR:
             s = &packet.set
-            header = frame_write_repair(target, self.c.transfer_id, packet.number, self.c.degree, s, packet.head, size)
-            repair_into(self.c.transfer_id, packet.number, s.first_sid, self.c.degree, s.head_span,
+            header = frame_write_repair(target, self.c.transfer_id, packet.number, packet.degree, s, packet.head, size)
+            repair_into(self.c.transfer_id, packet.number, s.first_sid, packet.degree, s.head_span,
                         PyBytes_FromStringAndSize(<const char *>packet.head, (s.head_span + 7) // 8), s.tail_offset,
                         s.tail_span, out, at + <Py_ssize_t>header)
         else:

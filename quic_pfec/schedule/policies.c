@@ -5,6 +5,8 @@
 
 static const action IDLE = {ACTION_IDLE, 1}, SOURCE = {ACTION_SOURCE, 1}, REPAIR = {ACTION_REPAIR, 1},
                     RESEND = {ACTION_RESEND, 1};
+static const double LONG_RTT = 100.0;
+enum { ENOUGH_FATES = 20 }; /* as many as the prior of the loss rate stands for */
 
 /* Is the slot free for a repair when no source may leave? */
 static bool spare(const sender_state *s)
@@ -58,22 +60,57 @@ static action epoch(const policy *p, const sender_state *s)
     return source_or_spare(s);
 }
 
+/* More will be lost than the budget can make up for, and there is time to choose what to save. */
+static bool binds(const policy *p, const sender_state *s)
+{
+    int64_t leaving = s->sources_total < s->slots_total ? s->sources_total : s->slots_total;
+    return p->hold_rtt > 0.0 && (double)s->slots_total > LONG_RTT * s->rtt_slots &&
+           s->budget_left + (double)s->packets_extra < s->loss_long * (double)leaving;
+}
+
+bool policy_ranks(const policy *p, const sender_state *s)
+{
+    return p->rule == RULE_HYBRID && binds(p, s);
+}
+
 static action hybrid(const policy *p, const sender_state *s)
 {
+    if (binds(p, s)) {
+        double need = ((double)s->known_lost + s->loss_long * (double)s->in_flight) / (1.0 - s->loss_long);
+        need = s->budget_left < need ? s->budget_left : need;
+        bool now = (double)s->slots_left <= need + p->hold_rtt * s->rtt_slots;
+        if (s->can_resend && (now || !s->can_source))
+            return RESEND;
+        return s->can_source ? SOURCE : IDLE;
+    }
     if (s->can_resend)
         return RESEND;
     if ((double)s->slots_left <= p->horizon_rtt * s->rtt_slots && s->can_repair) {
         if (s->in_flight > 0) {
             double expected_loss = s->loss_long * (double)s->in_flight;
-            double wanted = p->alpha * expected_loss + p->spread * sqrt(8.0 * expected_loss);
+            double flying = (double)s->in_flight, variance = 8.0 * expected_loss;
+            if (flying > p->crowd) {
+                double unsure = (flying - p->crowd) / flying;
+                variance += unsure * p->doubt * s->loss_long * (1.0 - s->loss_long) / ((double)s->fates + 20.0) * flying * flying;
+            }
+            double wanted = p->alpha * expected_loss + p->spread * sqrt(variance);
             if (wanted - (1.0 - s->loss_long) * (double)s->repairs_in_flight > 0.5)
                 return REPAIR;
         }
+        bool little = s->fates < ENOUGH_FATES && s->unresolved <= 2 * s->unit_packets;
+        double open_share = little ? p->blind_share : p->open_share;
         bool opens = s->can_source && s->unit_position == 0;
-        if (opens && (double)s->slots_left < p->open_share * (double)s->unit_packets && s->unresolved > 0)
+        if (opens && (double)s->slots_left < open_share * (double)s->unit_packets && s->unresolved > 0)
             return REPAIR;
     }
     return source_or_spare(s);
+}
+
+uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most)
+{
+    if (p->rule != RULE_HYBRID || (double)s->in_flight <= p->crowd || p->wide_degree <= (double)degree)
+        return degree;
+    return p->wide_degree < (double)most ? (uint32_t)p->wide_degree : most;
 }
 
 action policy_decide(const policy *p, const sender_state *s)

@@ -119,6 +119,10 @@ class Epoch:
         return REPAIR if state.can_repair and _spare(state) else IDLE
 
 
+_LONG_RTT = 100.0
+_ENOUGH_FATES = 20  # as many as the prior of the loss rate stands for
+
+
 @dataclass(slots=True)
 class Hybrid:
     """Resend what is known to be lost; code, late, over what a resend can no longer save; open nothing that cannot end.
@@ -126,30 +130,76 @@ class Hybrid:
     horizon_rtt: the end phase begins at this many round trips before the deadline.
     alpha: how much of the expected loss in flight is covered; spread: how many standard deviations on top (the factor
     8 under the root is the variance inflation of bursty loss); open_share: a unit is opened in the end phase only if
-    this share of its packets still fits.
+    this share of its packets still fits; blind_share: the same while at most two units are at stake and the path is
+    not known yet, where one more unit is worth more than what it may cost.
+    hold_rtt: where more will be lost than the budget can make up for and the time is over a hundred round trips,
+    resends wait until what they need and so many round trips are left, and then go where they complete most for a
+    packet; no code is sent. 0 = never.
+    crowd: with more packets in flight than this, a repair combines `wide_degree` symbols, for at the usual degree it
+    would miss most of them, and the loss rate is doubted: its variance after so many fates, times `doubt`, counts too.
     """
 
     horizon_rtt: float = 0.5
     alpha: float = 1.3
     open_share: float = 1.3
     spread: float = 0.5
+    blind_share: float = 1.25
+    hold_rtt: float = 3.0
+    doubt: float = 4.0
+    crowd: float = 200.0
+    wide_degree: float = 192.0
     window: Window = "sack"
 
+    def degree(self, state: State, usual: int, most: int) -> int:
+        """Symbols that a repair combines, at most `most`."""
+        if state.in_flight <= self.crowd or self.wide_degree <= usual:
+            return usual
+        return int(min(self.wide_degree, most))
+
+    def ranks(self, state: State) -> bool:
+        """Are losses to be resent by what completes units?"""
+        leaving = min(state.sources_total, state.slots_total)
+        return (
+            self.hold_rtt > 0.0
+            and state.slots_total > _LONG_RTT * state.rtt_slots
+            and state.budget_left + state.packets_extra < state.loss_long * leaving
+        )
+
+    def _ration(self, state: State) -> Action:
+        loss = state.loss_long
+        need = min(state.budget_left, (state.known_lost + loss * state.in_flight) / (1.0 - loss))
+        due = state.slots_left <= need + self.hold_rtt * state.rtt_slots
+        if state.can_resend and (due or not state.can_source):
+            return RESEND
+        return SOURCE if state.can_source else IDLE
+
     def decide(self, state: State) -> Action:
+        if self.ranks(state):
+            return self._ration(state)
         if state.can_resend:
             return RESEND
         if state.slots_left <= self.horizon_rtt * state.rtt_slots and state.can_repair:
             if state.in_flight > 0:
                 expected_loss = state.loss_long * state.in_flight
-                wanted = self.alpha * expected_loss + self.spread * sqrt(8.0 * expected_loss)
+                wanted = self.alpha * expected_loss + self.spread * sqrt(self._variance(state))
                 if wanted - (1.0 - state.loss_long) * state.repairs_in_flight > 0.5:
                     return REPAIR
             opens = state.can_source and state.unit_position == 0
-            if opens and state.slots_left < self.open_share * state.unit_packets and state.unresolved > 0:
+            little = state.fates < _ENOUGH_FATES and state.unresolved <= 2 * state.unit_packets
+            open_share = self.blind_share if little else self.open_share
+            if opens and state.slots_left < open_share * state.unit_packets and state.unresolved > 0:
                 return REPAIR
         if state.can_source:
             return SOURCE
         return REPAIR if state.can_repair and _spare(state) else IDLE
+
+    def _variance(self, state: State) -> float:
+        flying, loss = float(state.in_flight), state.loss_long
+        variance = 8.0 * (loss * flying)
+        if flying > self.crowd:
+            unsure = (flying - self.crowd) / flying
+            variance += unsure * self.doubt * loss * (1.0 - loss) / (state.fates + 20.0) * flying * flying
+        return variance
 
 
 def _paper_deficit() -> Policy:

@@ -54,6 +54,8 @@ class State:
     window: W = n - a, the span after the decoded prefix.
     feedback_deficit: m_fb, the degrees of freedom the receiver last said it lacks.
     loss_short, loss_long: eps (moving average) and eps_L (long-run mean with a prior), both in (0, 0.6].
+    packets_extra: repairs and resends sent so far.
+    fates: packets of this connection whose fate is known: what loss_long rests on.
     budget_left: repairs plus resends still allowed (may be infinite).
     can_source, can_repair, can_resend: what the sender would accept now.
     """
@@ -72,6 +74,8 @@ class State:
     unresolved: int = 0
     window: int = 0
     feedback_deficit: int = 0
+    packets_extra: int = 0
+    fates: int = 0
     loss_short: float = 0.05
     loss_long: float = 0.05
     budget_left: float = float("inf")

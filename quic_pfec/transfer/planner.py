@@ -40,7 +40,7 @@ MAX_HEAD_SPAN = 256  # ids in a repair's bitmap: 32 bytes, what a 1,452-byte dat
 _MANIFEST, _SOURCE, _REPAIR, _RESEND = range(4)  # `sender.FrameKind`
 
 CodingSet = tuple[int, int, bytes, int, int]
-Plan = tuple[int, int, int | None, CodingSet | None]
+Plan = tuple[int, int, int | None, CodingSet | None, int]
 """One packet: `FrameKind`; sid, offset in the manifest or repair number; token; coding set of a repair."""
 
 
@@ -71,6 +71,7 @@ class Planner:
         transfer_id: int,
         symbol_size: int,
         degree: int,
+        max_degree: int,
         max_window: int,
         credit: int,
         budget: float,
@@ -88,10 +89,12 @@ class Planner:
         self._transfer_id = transfer_id
         self._symbol_size = symbol_size
         self._degree = degree
+        self._max_degree = max_degree
         self._max_window = max_window
         self._credit = credit
         self._budget = budget
         self._running = True
+        self._ranked = False
         self._repair_number = 0
         self._policy: Policy
         self._listener: Listener | None
@@ -200,6 +203,8 @@ class Planner:
         state.unresolved = ledger.unresolved
         state.window = ledger.next - ledger.prefix
         state.feedback_deficit = self._feedback_deficit
+        state.packets_extra = self._repair + self._resent
+        state.fates = ledger.loss.fates
         state.loss_short = ledger.loss.short
         state.loss_long = ledger.loss.long
         state.budget_left = self._budget
@@ -268,7 +273,7 @@ class Planner:
             self._since_manifest = 0
             # Also while nothing else may be sent, for want of credit say: about a PTO later (RFC 9002 §6.2.1).
             self._manifest_retry_s = now + 1.5 * self._rtt_s + 0.025
-        return (_MANIFEST, offset, None, None), size
+        return (_MANIFEST, offset, None, None, 0), size
 
     def _plan_symbol(self, now: float, bytes_free: int) -> tuple[Plan, int] | None:
         action = self._choose(now)
@@ -287,8 +292,10 @@ class Planner:
                 else ledger.sack_set(self._max_window, min(MAX_HEAD_SPAN, 8 * room))
             )
             _, head_span, _, tail_offset, tail_span = coding_set
-            size = repair_overhead(self._transfer_id, head_span, tail_offset, tail_span, self._degree)
-            plan = (_REPAIR, self._repair_number, ledger.send_repair(), coding_set)
+            ask = getattr(self._policy, "degree", None)
+            degree = self._degree if ask is None else ask(self._state, self._degree, self._max_degree)
+            size = repair_overhead(self._transfer_id, head_span, tail_offset, tail_span, degree)
+            plan = (_REPAIR, self._repair_number, ledger.send_repair(), coding_set, degree)
             self._repair_number += 1
             self._budget -= 1
             self._repair += 1
@@ -297,14 +304,15 @@ class Planner:
             if size + self._symbol_size > bytes_free:
                 return None
             if action.kind is ActionKind.RESEND:
-                plan = (_RESEND, *ledger.send_lost(), None)
+                self._rank()
+                plan = (_RESEND, *ledger.send_lost(), None, 0)
                 self._budget -= 1
                 self._resent += 1
             else:
-                plan = (_SOURCE, *ledger.send_source(), None)
+                plan = (_SOURCE, *ledger.send_source(), None, 0)
                 self._source += 1
         if self._listener is not None:
-            _, number, token, coded = plan
+            _, number, token, coded, _ = plan
             assert token is not None
             stretch = None if coded is None else _stretch(coded)
             self._listener.on_sent(self._state, action.kind, number, token, stretch, now)
@@ -312,6 +320,12 @@ class Planner:
         self._since_manifest += 1
         self._chosen = None
         return plan, size + self._symbol_size
+
+    def _rank(self) -> None:
+        ranks = getattr(self._policy, "ranks", None)
+        if not self._ranked and ranks is not None and ranks(self._state):
+            self._ranked = True
+            self.ledger.rank(np.asarray(self._unit_packets), np.asarray(self._unit_position))
 
     def plan_into(
         self, encoder: Store, now: float, max_packets: int, bytes_free: int, out: Any, stride: int, offset: int
@@ -334,15 +348,15 @@ class Planner:
         return [plan[0] for plan in plans], lengths, [plan[2] for plan in plans]
 
     def _frame(self, encoder: Store, plan: Plan, now: float) -> bytes:
-        kind, number, _, coding_set = plan
+        kind, number, _, coding_set, degree = plan
         symbol = bytearray(self._symbol_size)
         if kind == _MANIFEST:
             return varint.encode(MANIFEST) + self.manifest_frame(number, now).body()
         if coding_set is None:
             encoder.symbol_into(number, symbol, 0)
             return varint.encode(SOURCE) + SourceFrame(self._transfer_id, number, memoryview(symbol)).body()
-        header = repair_header(self._transfer_id, number, self._degree, coding_set)
-        encoder.repair_into(self._transfer_id, number, coding_set[0], self._degree, *coding_set[1:], symbol, 0)
+        header = repair_header(self._transfer_id, number, degree, coding_set)
+        encoder.repair_into(self._transfer_id, number, coding_set[0], degree, *coding_set[1:], symbol, 0)
         return varint.encode(REPAIR) + RepairFrame(header, memoryview(symbol)).body()
 
     # learning

@@ -133,7 +133,7 @@ class Sender:
     deadline_s: when the receiver freezes, on the clock of `now`.
     repair_budget: repairs plus resends allowed, as a share of N; None = unlimited.
     credit, max_window, max_degree: the peer's transport parameter, already capped by our own limits.
-    degree: K, symbols combined in one repair.
+    degree: K, symbols combined in one repair, unless the policy asks for more.
     policy: compiled, as `make_policy` gives it, or any object of the protocol; that one is called at every decision,
     and told of packets and fates if it is a `schedule.flec.Listener`. Losses are resent by utility, or in the order of
     sending if it has a true `oldest_first`.
@@ -183,7 +183,6 @@ class Sender:
         self.remaining_reported_s: float | None = None
         self._encoder = encoder
         self._manifest = manifest
-        self._degree = degree
         self._initial_credit = credit
         self._observer = observer
         self._path = path
@@ -212,6 +211,7 @@ class Sender:
             transfer_id=transfer_id,
             symbol_size=self.symbol_size,
             degree=degree,
+            max_degree=max_degree,
             max_window=max_window,
             credit=credit,
             budget=float("inf") if repair_budget is None else float(int(repair_budget * symbols + 1e-9)),
@@ -296,13 +296,13 @@ class Sender:
         return [self._outgoing(now, *plan) for plan in plans]
 
     def _outgoing(
-        self, now: float, kind: int, number: int, token: int | None, coding_set: planner.CodingSet | None
+        self, now: float, kind: int, number: int, token: int | None, coding_set: planner.CodingSet | None, degree: int
     ) -> Outgoing:
         frame: SourceFrame | RepairFrame | ManifestFrame
         if coding_set is not None:
             first_sid, *rest = coding_set
-            header = repair_header(self.transfer_id, number, self._degree, coding_set)
-            symbol = self._encoder.repair(self.transfer_id, number, first_sid, self._degree, *rest)  # type: ignore[arg-type]
+            header = repair_header(self.transfer_id, number, degree, coding_set)
+            symbol = self._encoder.repair(self.transfer_id, number, first_sid, degree, *rest)  # type: ignore[arg-type]
             frame = RepairFrame(header, symbol)
         elif token is None:
             # The sender states what is left, because only it has RTT samples (docs/wire.md §8).
