@@ -41,7 +41,17 @@ def test_demo(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["demo", *arguments, "--json", str(figures), "--picture", str(picture)])
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
-    for said in ("fifo, no FEC", "priorityfec-paper (deficit)", "hybrid", "set-up", "run", "intact cache"):
+    for said in (
+        "rho: ",
+        "oracle: the bound",
+        "agreement: ",
+        "fifo, no FEC",
+        "priorityfec-paper (deficit)",
+        "hybrid",
+        "set-up",
+        "run",
+        "intact cache",
+    ):
         assert said in result.output
 
     values = json.loads(figures.read_text())
@@ -54,6 +64,10 @@ def test_demo(tmp_path: Path) -> None:
         assert 0 < scheme["frozen_s"] < scheme["decode_started_s"]
         assert scheme["recovered_verified"] is not False
         assert scheme["confirmed"]
+        assert isinstance(scheme["void"], list)
+    late = sum(bool(scheme["void"]) for scheme in (values["arq"], *schemes.values(), *values["short"].values()))
+    assert result.output.count("(late)") == late
+    assert ("so the row measured this machine" in result.output) == bool(late)
     assert [scheme["rho"] for scheme in schemes.values()] == pytest.approx([0.8, 0.8, 0.8])
     assert {scheme["blocks_total"] for scheme in schemes.values()} == {64}
     for scheme in schemes.values():

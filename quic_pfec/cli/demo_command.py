@@ -104,6 +104,7 @@ def demo_command(
 
     for one in points:
         _print_point(console, one, context, results[one.name])
+    _explain(console, results)
     if "paper" in results:
         console.print("\n[bold]What the receiver goes on to say[/] after", repr(context.question))
         console.print(f"  {'intact cache':<28} {loaded.decode(context.intact)!r}", markup=False)
@@ -181,14 +182,20 @@ def _print_point(console: Any, point: Any, context: Any, outcomes: list[Any]) ->
             "-" if values["decode_after_freeze_ms"] is None else f"+{values['decode_after_freeze_ms']:.1f} ms",
         )
     console.print(table)
+
+
+def _explain(console: Any, results: dict[str, list[Any]]) -> None:
+    """What the columns mean, once, and which rows do not count."""
     for line in LEGEND:
         console.print(line, highlight=False)
-    for outcome in outcomes:
-        if outcome.void:
-            console.print(
-                f"[bold]late[/] {outcome.scheme.label}: the link between the two was late or lost packets by itself "
-                f"({'; '.join(outcome.void)}): this row measured the machine. Run it again when it is less busy."
-            )
+    late = [(name, outcome) for name, outcomes in results.items() for outcome in outcomes if outcome.void]
+    if late:
+        console.print(
+            "[bold]late[/]: the link process was late or lost packets by itself, so the row measured this machine; "
+            "run it again when the machine is less busy:"
+        )
+    for name, outcome in late:
+        console.print(f"  {name}, {outcome.scheme.label}: {'; '.join(outcome.void)}", highlight=False)
 
 
 def _figures(
