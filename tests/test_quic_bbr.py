@@ -19,7 +19,7 @@ from quic_pfec.sim.channel import PRESETS, channel_factory, losses
 from quic_pfec.transfer.receiver import Receiver
 
 from .quic_pair import Direction, make_pair, random_loss
-from .test_quic_compat import Toy
+from .quic_toy import Toy
 from .test_quic_connection import World, prepared
 
 MBPS = 1e6

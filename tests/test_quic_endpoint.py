@@ -21,7 +21,7 @@ from quic_pfec.quic.udp import UdpSocket
 from quic_pfec.wire.errors import LocalError
 
 from .quic_pair import certificate, client_configuration, server_configuration
-from .test_quic_compat import Toy, frame
+from .quic_toy import Toy, frame
 
 pytestmark = pytest.mark.sockets
 

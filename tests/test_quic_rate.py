@@ -21,7 +21,7 @@ from quic_pfec.quic.rate import HEADER_BYTES, RateController, RatePacer, rate_co
 from quic_pfec.wire.frames import SOURCE
 
 from .quic_pair import Direction, make_pair, random_loss
-from .test_quic_compat import Toy
+from .quic_toy import Toy
 
 SIZE = 1452
 WIRE = SIZE + HEADER_BYTES
