@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from torch import Tensor  # noqa: E402
-from transformers import MistralConfig, MistralForCausalLM  # noqa: E402
 
 from quic_pfec.kv import attention, hf  # noqa: E402
 from quic_pfec.kv.attention import PartialCache, PartialLayer, PartialSlidingLayer  # noqa: E402
 from quic_pfec.llm import generate, models  # noqa: E402
+
+from .kv_world import mistral  # noqa: E402
 
 pytestmark = pytest.mark.model
 torch.set_num_threads(1)  # tensors this small gain nothing from a second thread, and lose much on a busy machine
@@ -267,21 +268,7 @@ def test_valid_rows_follow_crop_and_batch_operations(m: models.LoadedModel, whol
 
 def test_sliding_window_layers_with_holes() -> None:
     """A hole is left out while the window covers it, and rows are found by position after the window has moved."""
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=24,
-        initializer_range=0.2,
-    )
-    model = MistralForCausalLM(config).eval()
-    attention.attach(model)
-    m = models.LoadedModel(model, models.ByteTokenizer(), "mistral", "", frozenset())
+    m = mistral(24, initializer_range=0.2)
     cache = generate.prefill(m, CONTEXT[:20])
     valid = random_rows(3, layers=2, rows=20)
 

@@ -12,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from transformers import MistralConfig, MistralForCausalLM  # noqa: E402
 from transformers.cache_utils import (  # noqa: E402
     Cache,
     DynamicCache,
@@ -29,6 +28,8 @@ from quic_pfec.kv.prepared import prepare_arrays  # noqa: E402
 from quic_pfec.kv.units import KVArrays  # noqa: E402
 from quic_pfec.llm import generate, models  # noqa: E402
 from quic_pfec.wire.manifest import QUANTISED  # noqa: E402
+
+from .kv_world import mistral  # noqa: E402
 
 pytestmark = pytest.mark.model
 torch.set_num_threads(1)  # tensors this small gain nothing from a second thread, and lose much on a busy machine
@@ -64,23 +65,6 @@ def random_cache(dtype: Any, batch: int = 1, tokens: int = 20, layers: int = 3) 
             torch.randn(shape, generator=generator).to(dtype), torch.randn(shape, generator=generator).to(dtype), layer
         )
     return cache
-
-
-def mistral(window: int) -> models.LoadedModel:
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=window,
-    )
-    model = MistralForCausalLM(config).eval()
-    attention.attach(model)
-    return models.LoadedModel(model, models.ByteTokenizer(), "mistral", "", frozenset())
 
 
 class TestExtract:
