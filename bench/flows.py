@@ -104,7 +104,7 @@ class Flow:
 
     def receive(self, data: bytes, now: float) -> None:
         acked = RangeSet()
-        for start, stop in struct.iter_unpack("!II", data):
+        for start, stop in reversed(list(struct.iter_unpack("!II", data))):  # a RangeSet is searched from its start
             acked.add(start, stop)
         self.recovery.on_ack_received(ack_rangeset=acked, ack_delay=0.0, now=now, space=self.space)
         self._note(now)

@@ -87,13 +87,13 @@ def test_a_short_run(nothing_left: None, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(bottleneck, "HEAD_START_S", 0.5)
     path, picture = tmp_path / "out" / "run.json", tmp_path / "out" / "run.png"
     words = f"bench --seeds 1 --seconds 0.5 --shared-seconds 1 --json {path} --picture {picture}"
-    words += " --flows tcp-cubic aioquic-cubic rate no-such-controller"
+    words += " --flows tcp-cubic rate no-such-controller"
     monkeypatch.setattr(sys, "argv", words.split())
     assert bottleneck.main() == 0
     results = json.loads(path.read_text())
     assert [entry["flow"] for entry in results["skipped"]] == ["no-such-controller"]
     void = {entry["flow"] for entry in results["void"]}
-    for flow in ("tcp-cubic", "aioquic-cubic", "rate"):
+    for flow in ("tcp-cubic", "rate"):
         rows = [entry for entry in results["alone"] if entry["flow"] == flow]
         assert rows or flow in void
         assert all(entry["offered_share"] >= entry["delivered_share"] * 0.5 > 0 for entry in rows)

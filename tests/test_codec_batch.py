@@ -56,6 +56,7 @@ def test_bursts_refused(make: Any) -> None:
     assert len(encoder.repairs(64, *header(1, [], range(COUNT), 4))) == 64
 
 
+@pytest.mark.realtime
 def test_a_second_thread_is_refused_while_a_burst_is_made() -> None:
     encoder = _codec.Encoder(65_535, 256)
     for _ in range(255):

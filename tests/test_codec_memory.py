@@ -178,6 +178,7 @@ def test_pickling_is_refused() -> None:
             type("Derived", (type(thing),), {})
 
 
+@pytest.mark.realtime
 def test_a_second_thread_is_refused_while_poll_works() -> None:
     count, size = 128, 65_535
     rng = random.Random(9)

@@ -229,6 +229,7 @@ def opened(ends: list[Ends], program: Program, **options: object) -> Ends:
     return ends[-1]
 
 
+@pytest.mark.realtime
 def test_packets_cross_in_order_and_are_counted(ends: list[Ends], program: Program) -> None:
     link = opened(ends, program, rate_bps=20e6, owd_s=0.002, queue_bytes=10**6)
     packets = [udp(number.to_bytes(2, "big") * 300, 4 if number % 2 else 6) for number in range(100)]
@@ -253,6 +254,7 @@ def test_packets_cross_in_order_and_are_counted(ends: list[Ends], program: Progr
     assert link.left.recv(100) == b"back"
 
 
+@pytest.mark.realtime
 def test_losses_are_the_simulators(ends: list[Ends], program: Program) -> None:
     options = {"loss": PRESETS["paper"], "loss_both": True, "seed": 5, "clock": "packet"}
     link = opened(ends, program, rate_bps=1e9, owd_s=0.0, **options)
@@ -273,6 +275,7 @@ def test_losses_are_the_simulators(ends: list[Ends], program: Program) -> None:
     assert report.epoch_clock_s is not None
 
 
+@pytest.mark.realtime
 def test_slots_go_on_while_nobody_sends(ends: list[Ends], program: Program) -> None:
     link = opened(ends, program, loss=PRESETS["paper"], loss_both=True, seed=8, slot_s=1e-5)
     link.emulator.epoch()
@@ -284,6 +287,7 @@ def test_slots_go_on_while_nobody_sends(ends: list[Ends], program: Program) -> N
         assert side.slots_lost == int(expected.sum())
 
 
+@pytest.mark.realtime
 def test_a_trace_over_sockets(ends: list[Ends], program: Program, tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("01100")
@@ -295,6 +299,7 @@ def test_a_trace_over_sockets(ends: list[Ends], program: Program, tmp_path: Path
     assert [packet[0] for packet in link.received()] == [n for n in range(20) if n % 5 not in (1, 2)]
 
 
+@pytest.mark.realtime
 def test_tail_drop_and_mark(ends: list[Ends], program: Program) -> None:
     link = opened(ends, program, rate_bps=1e5, owd_s=0.0, queue_bytes=3_000)
     for _ in range(10):
@@ -317,6 +322,7 @@ def paced(report: TunReport) -> TunReport:
     return TunReport.from_json(values)
 
 
+@pytest.mark.realtime
 def test_held_back_packets_arrive_behind_later_ones(ends: list[Ends], program: Program) -> None:
     options: dict[str, Any] = {"rate_bps": 1e9, "owd_s": 0.0, "reorder": 0.2, "reorder_s": 1.0, "seed": 4}
     link = opened(ends, program, **options)
@@ -334,6 +340,7 @@ def test_held_back_packets_arrive_behind_later_ones(ends: list[Ends], program: P
     assert report.forward.queue_delay.largest_s < 1.0  # the holding back is no queue
 
 
+@pytest.mark.realtime
 def test_damage_is_the_same_and_checksums_fit(ends: list[Ends], program: Program) -> None:
     link = opened(ends, program, rate_bps=1e9, owd_s=0.0, corrupt=1.0, seed=4)
     mirror = TunOptions(rate_bps=1e9, owd_s=0.0, corrupt=1.0, seed=4).links()[0]
@@ -359,6 +366,7 @@ def test_damage_is_the_same_and_checksums_fit(ends: list[Ends], program: Program
         assert checksum_fits(after)
 
 
+@pytest.mark.realtime
 def test_a_checksum_of_zero_is_written_as_ones(ends: list[Ends], program: Program) -> None:
     """Zero would mean that the datagram has none (RFC 768)."""
     options: dict[str, Any] = {"rate_bps": 1e9, "owd_s": 0.0, "corrupt": 1.0, "seed": 6}
@@ -376,6 +384,7 @@ def test_a_checksum_of_zero_is_written_as_ones(ends: list[Ends], program: Progra
     assert link.received() == [damage(packet, *outcome.flip)]
 
 
+@pytest.mark.realtime
 def test_loss_from_the_first_packet(ends: list[Ends], program: Program) -> None:
     link = opened(ends, program, rate_bps=1e9, owd_s=0.0, loss=PRESETS["paper"], clock="packet", loss_from_start=True)
     for _ in range(300):
@@ -386,6 +395,7 @@ def test_loss_from_the_first_packet(ends: list[Ends], program: Program) -> None:
     assert report.epoch_clock_s is not None
 
 
+@pytest.mark.realtime
 def test_what_the_kernel_refuses_is_a_write_error(ends: list[Ends], program: Program) -> None:
     link = opened(ends, program, rate_bps=1e9, owd_s=0.0)
     link.right.close()
@@ -395,6 +405,7 @@ def test_what_the_kernel_refuses_is_a_write_error(ends: list[Ends], program: Pro
     assert report.void_reasons() == ["forward: 1 write errors"]
 
 
+@pytest.mark.realtime
 def test_unknown_commands_are_answered(ends: list[Ends], program: Program) -> None:
     link = opened(ends, program)
     assert "epoch" in link.emulator._command("hello " * 200)["error"]
