@@ -2,6 +2,7 @@
 
 What runs is the shipped sender and receiver (`quic_pfec.sim.episode`). Points: short = T/RTT of 0.5 to 8 on the paper's
 channel, 100 Mbit/s, RTT 20 ms, 24-packet blocks, rho 0.8; paper = the geometry of Qwen2.5-7B (64,512 packets), rho 0.8.
+The rate, the ratios and the policies may be others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ from quic_pfec.schedule.policies import POLICY_NAMES
 from quic_pfec.sim.channel import PRESETS, GilbertElliottChannel, losses
 from quic_pfec.sim.episode import EpisodeResult, Settings, run_episode
 
-RTT_SLOTS = 179  # 20 ms at 112 us a slot
+RTT_S = 0.020
+SLOT_S = 112e-6  # a packet at 100 Mbit/s
 PACKETS = 24
 RHO = 0.8
 SHORT = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -37,12 +40,14 @@ def geometry(blocks: int) -> tuple[int, int]:
     return layers, max(1, round(blocks / layers))
 
 
-def episode(scheduler: str, slots: int, shape: tuple[int, int], share: float, channel: str, seed: int) -> EpisodeResult:
+def episode(
+    scheduler: str, slots: int, shape: tuple[int, int], share: float, channel: str, seed: int, slot_s: float = SLOT_S
+) -> EpisodeResult:
     """One hand-off in utility order over the losses of `seed`."""
     utility: NDArray[np.float64] = np.sort(synthetic_utility(shape, share, seed))[::-1].copy()
     packets = np.full(len(utility), PACKETS, dtype=np.int64)
     drawn = losses(GilbertElliottChannel(PRESETS[channel], seed), slots)
-    return run_episode(packets, utility, drawn, Settings(slots, RTT_SLOTS, scheduler=scheduler, seed=seed))
+    return run_episode(packets, utility, drawn, Settings(slots, round(RTT_S / slot_s), slot_s, scheduler, seed=seed))
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -50,20 +55,28 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def measure(point: str, channel: str, seeds: int) -> list[dict[str, Any]]:
+def measure(
+    point: str,
+    channel: str,
+    seeds: int,
+    slot_s: float = SLOT_S,
+    ratios: Sequence[float] = SHORT,
+    schedulers: Sequence[str] = POLICY_NAMES,
+) -> list[dict[str, Any]]:
     """One row for each policy and T/RTT."""
+    rtt_slots = round(RTT_S / slot_s)
     if point == "paper":
         cells = [("288", int(RHO * 28 * 96 * PACKETS), (28, 96), 0.99)]
     else:
         cells = [
-            (str(ratio), int(ratio * RTT_SLOTS), geometry(round(ratio * RTT_SLOTS / RHO / PACKETS)), 0.93)
-            for ratio in SHORT
+            (f"{ratio:g}", int(ratio * rtt_slots), geometry(round(ratio * rtt_slots / RHO / PACKETS)), 0.93)
+            for ratio in ratios
         ]
     rows = []
-    for name, scheduler in track([(cell, policy) for cell in cells for policy in POLICY_NAMES], "episodes"):
+    for name, scheduler in track([(cell, policy) for cell in cells for policy in schedulers], "episodes"):
         ratio, slots, shape, share = name
         started_s = time.perf_counter()
-        results = [episode(scheduler, slots, shape, share, channel, seed) for seed in range(seeds)]
+        results = [episode(scheduler, slots, shape, share, channel, seed, slot_s) for seed in range(seeds)]
         elapsed_s = time.perf_counter() - started_s
         block, block_ci = interval(np.array([result.j_block for result in results]))
         frac, frac_ci = interval(np.array([result.j_frac for result in results]))
@@ -94,7 +107,7 @@ def draw(rows: list[dict[str, Any]], path: Path, title: str) -> None:
 
     figure, axis = plt.subplots(figsize=(7, 4.5))
     ratios = sorted({float(row["t_over_rtt"]) for row in rows})
-    for scheduler in POLICY_NAMES:
+    for scheduler in dict.fromkeys(str(row["scheduler"]) for row in rows):
         mine = [row for row in rows if row["scheduler"] == scheduler]
         axis.errorbar(
             [float(row["t_over_rtt"]) for row in mine],
@@ -122,10 +135,14 @@ def main() -> None:
     parser.add_argument("--point", choices=("short", "paper"), default="short")
     parser.add_argument("--channel", choices=sorted(PRESETS), default="paper")
     parser.add_argument("--seeds", type=int, default=40, help="paired loss realisations (default 40)")
+    parser.add_argument("--rate-mbps", type=float, default=100.0, help="of the link (default 100)")
+    parser.add_argument("--ratios", type=float, nargs="+", default=SHORT, help="T/RTT of the short point")
+    parser.add_argument("--schedulers", nargs="+", choices=POLICY_NAMES, default=POLICY_NAMES)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--picture", type=Path, help="write a PNG here")
     options = parser.parse_args()
-    rows = measure(options.point, options.channel, options.seeds)
+    slot_s = SLOT_S * 100 / options.rate_mbps
+    rows = measure(options.point, options.channel, options.seeds, slot_s, options.ratios, options.schedulers)
     print(f"{'T/RTT':>6} {'policy':<14} {'J_block':>8} {'+-':>6} {'J_frac':>7} {'bound':>7} {'slots/s':>8}")
     for row in rows:
         print(
@@ -144,7 +161,9 @@ def main() -> None:
         options.json.write_text(json.dumps({"rows": rows, "settings": settings}, indent=1) + "\n")
     if options.picture is not None:
         draw(
-            rows, options.picture, f"{options.channel} channel, 100 Mbit/s, RTT 20 ms, rho {RHO}, {options.seeds} seeds"
+            rows,
+            options.picture,
+            f"{options.channel} channel, {options.rate_mbps:g} Mbit/s, RTT 20 ms, rho {RHO}, {options.seeds} seeds",
         )
 
 
