@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--kept", type=float, default=0.4, help="share of the blocks (default 0.4)")
     parser.add_argument("--positions", type=int, default=64)
     options = parser.parse_args()
-    m = models.load()
+    m = models.load(threads=1)
     shipped = profile.builtin(m.name)
     assert shipped is not None
     found: dict[str, list[float]] = {"profile": [], "generic": [], "random": [], "fifo": []}
@@ -56,8 +56,9 @@ def main() -> None:
         for name, order in orders.items():
             kept = order[: round(options.kept * layout.unit_count)]
             found[name].append(agreement(m, got, layout, kept, cue, forced))
+        print(f"seed {seed}: " + ", ".join(f"{name} {values[-1]:.2f}" for name, values in found.items()), flush=True)
     for name, values in found.items():
-        print(f"{name:<8} {np.mean(values):.2f}  ({', '.join(f'{value:.2f}' for value in values)})")
+        print(f"{name:<8} {np.mean(values):.2f}")
 
 
 if __name__ == "__main__":
