@@ -1,8 +1,13 @@
-"""The two groups of the suite: `make test` runs what does not depend on real time in two processes, the rest in one."""
+"""What holds for all tests: no wall time for hypothesis, and the group of those that depend on real time."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
