@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quic_pfec.schedule.network import packaged_networks
 from quic_pfec.schedule.policies import POLICY_NAMES, Epoch, Fixed, Hybrid, make_policy
 from quic_pfec.schedule.state import IDLE, REPAIR, RESEND, SOURCE, Action, ActionKind, State
 
@@ -36,7 +37,7 @@ NOTHING = after_the_last(can_repair=False, in_flight=0, unresolved=0, window=0)
 
 
 def test_names() -> None:
-    assert POLICY_NAMES == (
+    assert POLICY_NAMES[:11] == (
         "none",
         "fixed",
         "arq",
@@ -47,8 +48,11 @@ def test_names() -> None:
         "flec-rt-window",
         "flec-rt-spread",
         "hybrid",
+        "hybrid-rule",
     )
-    windows = {name: make_policy(name).window for name in POLICY_NAMES}
+    weights = {"ddqn": "ddqn-paper", "ddqn-wide": "ddqn-wide"}
+    assert list(POLICY_NAMES[11:]) == [name for name in weights if weights[name] in packaged_networks()]
+    windows = {name: make_policy(name).window for name in POLICY_NAMES[:11]}
     assert [name for name, window in windows.items() if window == "full"] == [
         "paper-deficit",
         "flec-rt-window",

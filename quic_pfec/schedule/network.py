@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from quic_pfec.schedule.features import CHOICES, NAMES
@@ -51,13 +52,14 @@ def _shape(name: str, choices: int) -> tuple[int, ...]:
     }[name]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Network:
     """Weights and where they come from. Raises LocalError naming what is wrong; the arrays are kept as private copies.
 
     kind: what the outputs are; features: version of the features, 1 or 2; resend: is that among the choices; window:
     coding set of the policy's repairs; margin: what an advantage must exceed to be acted upon (in units, >= 0), None =
-    never act; cells: of an advantage network, what its gate found in each cell; the rest says how it was made.
+    never act; cells: of an advantage network, what its gate found in each cell; digest: of all that decides; the rest
+    says how it was made.
     """
 
     w1: NDArray[np.float32]
@@ -79,6 +81,7 @@ class Network:
     versions: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     cells: Any = None
+    digest: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         values: dict[str, Any] = {name: getattr(self, name) for name in _META}
@@ -106,6 +109,18 @@ class Network:
             object.__setattr__(self, name, private)
         if (self.low > self.high).any():
             raise LocalError("a feature's range in training ends before it begins")
+        sum_ = xxhash.xxh3_64(repr((self.kind, self.features, self.resend, margin)).encode())
+        for name in _MATRICES:
+            sum_.update(getattr(self, name).tobytes())
+        object.__setattr__(self, "digest", sum_.hexdigest())
+
+    @property
+    def label(self) -> str:
+        """Name and digest: two networks of one label decide alike."""
+        return f"{self.name}/{self.digest}"
+
+    def __repr__(self) -> str:
+        return f"Network({self.label!r}, kind={self.kind!r})"
 
     @property
     def choices(self) -> int:
@@ -114,12 +129,21 @@ class Network:
 
 
 def forward(network: Network, x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32[B, A] of the features float32[B, 15], each row for itself. Raises LocalError for another shape."""
+    """float32[B, A] of the features float32[B, 15]. Raises LocalError for another shape.
+
+    Every sum runs over the inputs in their order, as in C: the same bits on every machine, whatever the rows beside.
+    """
     if x.ndim != 2 or x.shape[1] != len(NAMES) or x.dtype != np.float32:
         raise LocalError(f"features are float32[B, {len(NAMES)}], not {x.dtype}{list(x.shape)}")
-    first = np.maximum(x @ network.w1 + network.b1, np.float32(0))
-    second = np.maximum(first @ network.w2 + network.b2, np.float32(0))
-    out: NDArray[np.float32] = second @ network.w3 + network.b3
+    first = np.maximum(_layer(x, network.w1, network.b1), np.float32(0))
+    second = np.maximum(_layer(first, network.w2, network.b2), np.float32(0))
+    return _layer(second, network.w3, network.b3)
+
+
+def _layer(x: NDArray[np.float32], w: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+    out = np.repeat(b[None], len(x), axis=0)
+    for column, row in zip(x.T, w, strict=True):
+        out += column[:, None] * row
     return out
 
 
