@@ -135,9 +135,10 @@ def forward(network: Network, x: NDArray[np.float32]) -> NDArray[np.float32]:
     """
     if x.ndim != 2 or x.shape[1] != len(NAMES) or x.dtype != np.float32:
         raise LocalError(f"features are float32[B, {len(NAMES)}], not {x.dtype}{list(x.shape)}")
-    first = np.maximum(_layer(x, network.w1, network.b1), np.float32(0))
-    second = np.maximum(_layer(first, network.w2, network.b2), np.float32(0))
-    return _layer(second, network.w3, network.b3)
+    with np.errstate(over="ignore", invalid="ignore"):  # weights of any size: what uses the outputs looks at them
+        first = np.maximum(_layer(x, network.w1, network.b1), np.float32(0))
+        second = np.maximum(_layer(first, network.w2, network.b2), np.float32(0))
+        return _layer(second, network.w3, network.b3)
 
 
 def _layer(x: NDArray[np.float32], w: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
