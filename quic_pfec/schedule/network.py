@@ -142,9 +142,9 @@ def forward(network: Network, x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _layer(x: NDArray[np.float32], w: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
-    out = np.repeat(b[None], len(x), axis=0)
-    for column, row in zip(x.T, w, strict=True):
-        out += column[:, None] * row
+    out = np.empty((len(x), len(b)), dtype=np.float32)
+    for row, sums in zip(x, out, strict=True):
+        sums[:] = np.add.accumulate(np.vstack((b, row[:, None] * w)))[-1]
     return out
 
 
