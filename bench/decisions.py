@@ -1,12 +1,14 @@
 """What a decision and a packet cost the sender: `python -m bench.decisions --json F`.
 
 The geometry is the paper's: 64,512 symbols of 1,372 bytes in blocks of 24, 100 Mbit/s, RTT 20 ms (179 slots), losses of
-its channel (8.4 %), budget 10 %. `decision` is `Sender.ready` at a new time in mid-transfer: masks, state and policy;
-`decide` is `policy.decide(state)` from Python, where a compiled rule must first read the State. `packet` is a whole
-transfer by `Sender.plan_into`, in runs of as many frames as given: decision, coding set, frame header and the
-copy of the symbol or the coding of the repair, with fates in batches one round trip later and feedback every 9 slots
-counted in. Before: the Python twins, as many frames at a time, with `plan` and `frame.body()` (on a part of the
-transfer). CPU time of the process, best of the rounds; the machine's other work still shows in caches.
+its channel (8.4 %), budget 10 %. `decision` is `Sender.ready` at a new time in mid-transfer: masks, state and policy,
+of a learned one features and network; `p99` is of the same, call by call on the wall clock, whose own time (some 40 ns)
+is in it. `decide` is `policy.decide(state)` from Python, where a compiled rule must first read the State; learned
+policies have no such call. Those whose weights are not in the package have random ones. `packet` is a whole transfer by
+`Sender.plan_into`, in runs of as many frames as given: decision, coding set, frame header and the copy of the symbol or
+the coding of the repair, with fates in batches one round trip later and feedback every 9 slots counted in. Before: the
+Python twins, as many frames at a time, with `plan` and `frame.body()` (on a part of the transfer). All but p99 is CPU
+time of the process, best of the rounds; the machine's other work still shows in caches.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
+from interop.make_network_vectors import random_network
 from quic_pfec.fec.codec import Encoder, isa
 from quic_pfec.kv.profile import synthetic_utility
-from quic_pfec.schedule.policies import POLICY_NAMES, Policy, make_policy, make_twin
+from quic_pfec.schedule.learned import Ddqn, Learned, Overridden
+from quic_pfec.schedule.network import packaged_networks
+from quic_pfec.schedule.policies import POLICY_NAMES, Hybrid, Policy, compiled, make_policy, make_twin
 from quic_pfec.schedule.state import State
 from quic_pfec.sim.channel import PRESETS, GilbertElliottChannel, losses
 from quic_pfec.transfer import ledger, planner
@@ -44,6 +49,7 @@ SLOT_S = 112e-6
 BYTES_FREE = 1425
 FEEDBACK_EVERY = 9  # slots: a PFEC_ACK a millisecond
 RUNS = (1, 16, 64)
+RANDOM = ("ddqn (random)", "hybrid (random)")
 
 
 class Twin(Sender):
@@ -154,6 +160,37 @@ def asked_us(sender: Sender, name: str, rounds: int) -> float:
     return 1e6 * best
 
 
+def p99_us(sender: Sender, count: int = 20_000) -> float:
+    """us that 99 of 100 calls of `ready`, each another decision, stay below."""
+    start_s, clock = 6000 * SLOT_S, time.perf_counter_ns
+    taken = np.empty(count)
+    for number in range(count):
+        now = start_s + number * 1e-9
+        begun = clock()
+        sender.ready(now)
+        taken[number] = clock() - begun
+    return float(np.percentile(taken, 99) / 1000)
+
+
+def random_twin(name: str) -> Policy:
+    """A learned policy in Python without its weights."""
+    if name == RANDOM[0]:
+        return Ddqn(random_network("q", 3))
+    return Overridden(Hybrid(), random_network("advantage", 5, resend=True, features=2, margin=0.2))
+
+
+def forms(name: str) -> tuple[Policy, Policy]:
+    """Compiled, and the twin."""
+    if name in RANDOM:
+        return compiled(random_twin(name)), random_twin(name)
+    return make_policy(name), make_twin(name)
+
+
+def names() -> list[str]:
+    missing = [weights not in packaged_networks() for weights in ("ddqn-paper", "hybrid-override")]
+    return [*POLICY_NAMES, *(name for name, lacking in zip(RANDOM, missing, strict=True) if lacking)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.decisions", description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="where the figures go")
@@ -162,21 +199,25 @@ def main() -> None:
     options = parser.parse_args()
     transfer = Transfer(options.seed)
     rows: list[dict[str, Any]] = []
-    for name in track(POLICY_NAMES, "policies"):
+    for name in track(names(), "policies"):
         row: dict[str, Any] = {"policy": name}
-        for label, kind, make in (("", Sender, make_policy), ("_before", Twin, make_twin)):
-            sender = transfer.sender(kind, make(name))
+        for label, kind, form in (("", Sender, 0), ("_before", Twin, 1)):
+            sender = transfer.sender(kind, forms(name)[form])
             _, _, states = transfer.play(sender, 6000, 1, before=kind is Twin)
-            row["decide_us" + label] = decision_us(make(name), states, 10)
+            learned = isinstance(forms(name)[1], Learned)
+            if learned:
+                sender._policy = forms(name)[form]  # no burst is left over, so that every call decides
+            row["decide_us" + label] = None if learned else decision_us(forms(name)[form], states, 10)
             row["decision_us" + label] = asked_us(sender, "ready", options.rounds)
+            row["decision_p99_us" + label] = p99_us(sender)
         for run in RUNS:
             times, times_before = [], []
             for _ in range(options.rounds):
                 spent_s, packets, _ = transfer.play(
-                    transfer.sender(Sender, make_policy(name)), transfer.symbols, run, before=False
+                    transfer.sender(Sender, forms(name)[0]), transfer.symbols, run, before=False
                 )
                 times.append(spent_s / packets)
-                spent_s, packets, _ = transfer.play(transfer.sender(Twin, make_twin(name)), 6000, run, before=True)
+                spent_s, packets, _ = transfer.play(transfer.sender(Twin, forms(name)[1]), 6000, run, before=True)
                 times_before.append(spent_s / packets)
             row[f"packet_us_run{run}"] = 1e6 * min(times)
             row[f"packet_us_run{run}_before"] = 1e6 * min(times_before)
@@ -184,10 +225,13 @@ def main() -> None:
     sender = transfer.sender(Sender, make_policy("hybrid"))
     transfer.play(sender, 6000, 1, before=False)
     asked = {name: asked_us(sender, name, options.rounds) for name in ("finished", "next_timer")}
-    columns = ("decision_us", "decide_us", *(f"packet_us_run{run}" for run in RUNS))
+    columns = ("decision_us", "decision_p99_us", "decide_us", *(f"packet_us_run{run}" for run in RUNS))
     print("us, in brackets the Python twin".ljust(34) + "".join(column.rjust(24) for column in columns))
     for row in rows:
-        cells = (f"{row[column]:.2f} ({row[f'{column}_before']:.2f})".rjust(24) for column in columns)
+        cells = (
+            ("" if row[column] is None else f"{row[column]:.2f} ({row[f'{column}_before']:.2f})").rjust(24)
+            for column in columns
+        )
         print(row["policy"].ljust(34) + "".join(cells))
     print("asked, us a call: " + ", ".join(f"{name} {value:.2f}" for name, value in asked.items()))
     if options.json is not None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quic_pfec.schedule import compiled as module
 from quic_pfec.schedule._policy import Policy
 from quic_pfec.schedule.flec import FlecRt
+from quic_pfec.schedule.learned import Overridden
 from quic_pfec.schedule.policies import POLICY_NAMES, Deficit, Epoch, Fixed, Hybrid, compiled, make_policy, make_twin
 from quic_pfec.schedule.state import SOURCE, Action, State
 from quic_pfec.wire.errors import LocalError
@@ -43,7 +44,7 @@ states = st.builds(
     can_resend=st.booleans(),
 )
 rules = st.one_of(
-    st.sampled_from(POLICY_NAMES).map(make_twin),
+    st.sampled_from([name for name in POLICY_NAMES if not name.startswith("ddqn")]).map(make_twin),
     st.builds(
         FlecRt, variant=st.sampled_from(["flec-rt", "flec-rt-window", "flec-rt-spread"]), headroom=st.floats(0, 3)
     ),
@@ -67,12 +68,12 @@ rules = st.one_of(
 
 @settings(deadline=None, max_examples=1000)
 @given(rule=rules, state=states)
-def test_the_same_answer(rule: Hybrid, state: State) -> None:
+def test_the_same_answer(rule: Hybrid | Overridden, state: State) -> None:
     fast = compiled(rule)
     assert isinstance(fast, Policy)
     assert fast.window == rule.window
     assert fast.decide(state) == rule.decide(state)
-    if isinstance(rule, Hybrid):
+    if isinstance(rule, Hybrid | Overridden):
         assert fast.ranks(state) == rule.ranks(state)
         assert [fast.degree(state, 48, most) for most in (60, 255)] == [
             rule.degree(state, 48, most) for most in (60, 255)
@@ -121,7 +122,7 @@ with warnings.catch_warnings(record=True) as caught:
     from quic_pfec.schedule.policies import Hybrid, make_policy
     import quic_pfec.sim.episode
 assert [warning.category for warning in caught] == [RuntimeWarning], caught
-assert isinstance(make_policy("hybrid"), Hybrid)
+assert isinstance(make_policy("hybrid-rule"), Hybrid)
 assert sender.Sender.planner_type is planner.Planner
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quic_pfec.schedule.network import packaged_networks
 from quic_pfec.schedule.policies import POLICY_NAMES, Epoch, Fixed, Hybrid, make_policy
 from quic_pfec.schedule.state import IDLE, REPAIR, RESEND, SOURCE, Action, ActionKind, State
+
+STATELESS = [name for name in POLICY_NAMES if not name.startswith("ddqn")]  # tests/test_schedule_learned.py has those
 
 
 def view(**changes: float) -> State:
@@ -36,7 +39,7 @@ NOTHING = after_the_last(can_repair=False, in_flight=0, unresolved=0, window=0)
 
 
 def test_names() -> None:
-    assert POLICY_NAMES == (
+    assert POLICY_NAMES[:11] == (
         "none",
         "fixed",
         "arq",
@@ -47,8 +50,11 @@ def test_names() -> None:
         "flec-rt-window",
         "flec-rt-spread",
         "hybrid",
+        "hybrid-rule",
     )
-    windows = {name: make_policy(name).window for name in POLICY_NAMES}
+    weights = {"ddqn": "ddqn-paper", "ddqn-wide": "ddqn-wide"}
+    assert list(POLICY_NAMES[11:]) == [name for name in weights if weights[name] in packaged_networks()]
+    windows = {name: make_policy(name).window for name in POLICY_NAMES[:11]}
     assert [name for name, window in windows.items() if window == "full"] == [
         "paper-deficit",
         "flec-rt-window",
@@ -59,12 +65,12 @@ def test_names() -> None:
         make_policy("ddpg")
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", STATELESS)
 def test_idle_when_nothing_is_allowed(name: str) -> None:
     assert make_policy(name).decide(NOTHING) == IDLE
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", STATELESS)
 def test_sources_while_nothing_is_wrong(name: str) -> None:
     quiet = view(in_flight=0, unresolved=0, window=0, can_repair=False)
     assert make_policy(name).decide(quiet) == SOURCE
@@ -223,7 +229,7 @@ states = st.builds(
 
 
 @settings(deadline=None, max_examples=200)
-@given(name=st.sampled_from(POLICY_NAMES), state=states, others=st.lists(states, max_size=3))
+@given(name=st.sampled_from(STATELESS), state=states, others=st.lists(states, max_size=3))
 def test_a_decision_is_allowed_and_depends_on_the_state_alone(name: str, state: State, others: list[State]) -> None:
     """The sender may ask any number of times before it sends: the answers in between must leave no trace."""
     policy = make_policy(name)
@@ -240,7 +246,7 @@ def test_a_decision_is_allowed_and_depends_on_the_state_alone(name: str, state: 
     assert allowed[action.kind]
     if name in {"none", "arq"}:
         assert action != REPAIR
-    if name not in {"arq", "flec-rt", "hybrid"}:
+    if name not in {"arq", "flec-rt", "hybrid", "hybrid-rule"}:
         assert action != RESEND
 
 

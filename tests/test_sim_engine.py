@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from interop.make_network_vectors import random_network
+from quic_pfec.schedule.learned import Ddqn, Overridden
 from quic_pfec.schedule.policies import POLICY_NAMES, Hybrid, compiled, make_policy, make_twin
 from quic_pfec.sim.engine import ACTIONS, FEATURES_COUNT, Lanes, Scenario, make_scenario, play, reset
 from quic_pfec.sim.episode import Settings, run_episode
@@ -18,6 +20,12 @@ from quic_pfec.wire.errors import LocalError
 from tests.engine_world import world
 
 HYBRID = make_policy("hybrid")
+LEARNED = [
+    Ddqn(random_network("q", 3, window="full")),
+    Ddqn(random_network("q", 4, resend=True, features=2), window="sack"),
+    Overridden(Hybrid(), random_network("advantage", 7, margin=0.0, features=2)),
+    Overridden(Hybrid(), random_network("advantage", 5, margin=0.02, resend=True)),
+]
 
 
 def lane_of(seed: int, policy: Any = None, **fixed: Any) -> Lanes:
@@ -31,9 +39,14 @@ def lane_of(seed: int, policy: Any = None, **fixed: Any) -> Lanes:
 # both engines
 
 
-def same(seed: int, policy: Any, **fixed: Any) -> None:
+def same(seed: int, policy: Any, twin: Any = None, **fixed: Any) -> int:
+    """How often a network overrode its rule."""
     packets, utility, lost, settings = world(seed, **fixed)
     slow = run_episode(packets, utility, lost, settings, policy=policy)
+    if twin is not None:
+        slower = run_episode(packets, utility, lost, settings, policy=twin)
+        assert slower.carried.tolist() == slow.carried.tolist()
+        assert slower.sender == slow.sender
     lanes = Lanes(1)
     reset(lanes, 0, make_scenario(packets, utility, lost, settings), settings, policy)
     lanes.finish()
@@ -48,6 +61,7 @@ def same(seed: int, policy: Any, **fixed: Any) -> None:
         assert value == getattr(slow.receiver, name), name
     if lanes.frozen_s(0) < inf:
         assert lanes.frozen_s(0) / settings.slot_s == slow.frozen_slot
+    return slow.sender.overridden
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -60,6 +74,15 @@ def test_both_engines_agree(name: str) -> None:
 def test_both_engines_agree_over_the_full_window(name: str) -> None:
     for seed in range(10):
         same(seed, compiled(replace(make_twin(name), window="full")))  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("policy", LEARNED, ids=lambda policy: policy.network.name)
+def test_both_engines_agree_on_learned_policies(policy: Any) -> None:
+    """Compiled, and the twin in the compiled planner."""
+    acted = 0
+    for seed in range(6):
+        acted += same(seed, compiled(policy), policy)
+    assert acted > 20 or isinstance(policy, Ddqn)
 
 
 def test_both_engines_agree_when_repairs_are_wide() -> None:
@@ -115,10 +138,14 @@ def test_rewards_sum_to_what_was_delivered(seed: int) -> None:
     assert potential_moved
 
 
-@pytest.mark.parametrize("name", ["hybrid", "deficit", "flec-rt-spread", "flec-rt"])
+@pytest.mark.parametrize("name", ["hybrid", "deficit", "flec-rt-spread", "flec-rt", "ddqn", "overridden"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_copy_has_the_same_future(name: str, seed: int) -> None:
-    lanes = lane_of(seed, make_policy(name))
+    def make() -> Any:  # nobody else holds the weights
+        return compiled({"ddqn": LEARNED[0], "overridden": LEARNED[3]}[name]) if name in learned else make_policy(name)
+
+    learned = ("ddqn", "overridden")
+    lanes = lane_of(seed, make())
     half = len(lanes.carried(0)) // 2
     lanes.advance(np.array([half, -1]))
     assert lanes.slots()[0] >= half
@@ -132,7 +159,7 @@ def test_a_copy_has_the_same_future(name: str, seed: int) -> None:
     assert lanes.carried(0).tolist() == lanes.carried(1).tolist()
     assert lanes.known(0).tolist() == lanes.known(1).tolist()
     assert lanes.receiver_counters(0) == lanes.receiver_counters(1)
-    alone = lane_of(seed, make_policy(name))
+    alone = lane_of(seed, make())
     alone.finish()
     assert alone.carried(0).tolist() == lanes.carried(0).tolist()
 

@@ -140,7 +140,8 @@ def test_lost_feedback_stalls_nobody(scheduler: str, feedback_loss: float) -> No
     assert result.sender.source == blocks * PACKETS
     if scheduler in {"arq", "hybrid"}:  # packet fates alone carry them
         assert result.j_block == 1
-    elif scheduler != "none":
+    elif scheduler != "none" and not (scheduler.startswith("ddqn") and feedback_loss == 1):
+        # The paper's mask asks for a reported deficit before it allows a repair over what is no longer in flight.
         assert result.j_block > play(slots, blocks, "none", 2).j_block + 0.3
     if feedback_loss == 1:
         assert result.sender.feedback == 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from interop.make_network_vectors import random_network
+from quic_pfec.schedule.network import save_network
 from quic_pfec.sim import sweep
 from quic_pfec.sim.points import Cell, cells, hand_off
 from quic_pfec.sim.sweep import Scheme, half_width, parse_scheme, run_sweep
@@ -37,6 +40,23 @@ def test_schemes() -> None:
 def test_the_window_is_the_policy_s() -> None:
     assert sweep.policy_of(parse_scheme("deficit@full")).window == "full"
     assert sweep.policy_of(parse_scheme("flec-rt-window@sack")).window == "sack"
+
+
+def test_weights_of_a_file(tmp_path: Path) -> None:
+    for name, kind in (("ddqn", "q"), ("hybrid", "advantage")):
+        path = tmp_path / f"{name}.npz"
+        save_network(random_network(kind, 7, margin=0.0, window="full"), path)  # type: ignore[arg-type]
+        text = f"{name}:{path}"
+        assert parse_scheme(text) == Scheme(text, text, "full", "utility")
+        assert sweep.policy_of(parse_scheme(f"{text}@sack")).window == "sack"
+        mine = [parse_scheme(text), parse_scheme(f"{text}@sack@fifo"), parse_scheme("hybrid-rule")]
+        rows = run_sweep(CELLS[:1], mine, range(3)).rows()
+        assert [row["window"] for row in rows] == ["full", "sack", "sack"]
+        assert len({row["j_block"] for row in rows}) > 1
+        before = sweep._key(CELLS[0], mine[0], 1)
+        save_network(random_network(kind, 8, margin=0.0, window="full"), path)  # type: ignore[arg-type]
+        os.utime(path, ns=(1, 1))
+        assert sweep._key(CELLS[0], mine[0], 1) != before
 
 
 def test_rows() -> None:

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interop.make_network_vectors import random_network
 from quic_pfec.schedule import _policy
+from quic_pfec.schedule.learned import Ddqn, Overridden
 from quic_pfec.schedule.policies import POLICY_NAMES, Hybrid, Policy, Window, compiled, make_policy, make_twin
 from quic_pfec.schedule.state import Action, ActionKind, State
 from quic_pfec.transfer import ledger, planner
@@ -26,6 +28,7 @@ from tests.transfer_world import MANIFEST, SIZE, SLOT_S, Always, ack, sender, wo
 
 WORLD = world([10] * 20)
 ROOM = 1425
+NETWORKS = (random_network("q", 4, resend=True), random_network("advantage", 5, margin=0.02, resend=True, features=2))
 TYPES = {
     FrameKind.MANIFEST: frames.MANIFEST,
     FrameKind.SOURCE: frames.SOURCE,
@@ -71,7 +74,7 @@ class Wild:
 
 @settings(deadline=None, max_examples=150)
 @given(
-    name=st.sampled_from([*POLICY_NAMES, "wild", "crowded", "rationed"]),
+    name=st.sampled_from([*POLICY_NAMES, "wild", "crowded", "rationed", "learned"]),
     seed=st.integers(0, 2**32),
     transfer_id=st.sampled_from([0, 63, 64, 2**14, 2**30, 2**62 - 1]),
     budget=st.sampled_from([None, 0.0, 0.03, 0.2]),
@@ -96,6 +99,9 @@ def test_both_plan_the_same_bytes(
         policy: Policy = Wild(seed) if name == "wild" else Hybrid(crowd=5.0, wide_degree=100.0)
         if name in ("crowded", "rationed") and not twin:
             policy = policy if index else compiled(policy)  # in the compiled planner: the rule, and the class it asks
+        elif name == "learned":
+            policy = Ddqn(NETWORKS[0]) if seed % 2 else Overridden(Hybrid(), NETWORKS[1])
+            policy = policy if twin else compiled(policy)
         elif name in POLICY_NAMES:
             policy = (make_twin if twin else make_policy)(name)
         senders.append(

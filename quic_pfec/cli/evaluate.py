@@ -65,7 +65,10 @@ def evaluate_command(
     ] = None,
     scheduler: Annotated[
         list[str] | None,
-        typer.Option(help="A policy, @full or @sack for its window, @fifo for its order; repeat. Default: all."),
+        typer.Option(
+            help="A policy, @full or @sack for its window, @fifo for its order; ddqn:FILE.npz and hybrid:FILE.npz have "
+            "the weights of a file; repeat. Default: all."
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Paired realisations of a simulated point; 100 at short.")

@@ -25,8 +25,11 @@ Row = dict[str, Any]
 
 def default_schemes() -> tuple[str, ...]:
     """All policies, the fixed code also over the paper's window, and FIFO twins of what stands for others' systems."""
+    from quic_pfec.schedule.network import packaged_networks
     from quic_pfec.schedule.policies import POLICY_NAMES
 
+    # Without an override hybrid is its rule, and would stand there twice.
+    names = [name for name in POLICY_NAMES if name != "hybrid-rule" or "hybrid-override" in packaged_networks()]
     extra = (
         "fixed@full",
         "fixed@budget@full",
@@ -36,7 +39,7 @@ def default_schemes() -> tuple[str, ...]:
         "flec-rt-window@fifo",
         "flec-rt-spread@fifo",
     )
-    return (*POLICY_NAMES, *extra)
+    return (*names, *extra)
 
 
 def evaluate_points(

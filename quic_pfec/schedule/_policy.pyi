@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
+from quic_pfec.schedule.network import Network
 from quic_pfec.schedule.policies import Policy as AnyPolicy
 from quic_pfec.schedule.policies import Window
 from quic_pfec.schedule.state import Action, State
@@ -31,12 +32,21 @@ class Policy:
 
     name: str
     parameters: dict[str, float]
-    def __init__(self, name: str, window: Window = "sack", **parameters: float) -> None: ...
+    network: Network | None
+    def __init__(
+        self, name: str, window: Window = "sack", *, network: Network | None = None, **parameters: float
+    ) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
     @property
     def window(self) -> Window: ...
     @property
     def oldest_first(self) -> bool: ...
-    def decide(self, state: State) -> Action: ...
+    def decide(self, state: State) -> Action:
+        """Of the state alone: the rule of an overridden one. LocalError for `ddqn`, which needs a transfer's past."""
+
+    def outputs(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`schedule.network.forward` of its network, float32[B, A] of float32[B, 15]."""
+
     def degree(self, state: State, usual: int, most: int) -> int:
         """Symbols that a repair combines, where `usual` is what the transfer was set to and `most` the peer's limit."""
 
@@ -111,6 +121,7 @@ class Planner:
         min_rtt_s: float,
         slot_s: float,
         reserved_s: float,
+        unit_utility: NDArray[np.float64] | None = None,
     ) -> None: ...
     def __reduce__(self) -> NoReturn: ...
     def set_path(self, rtt_s: float, min_rtt_s: float, slot_s: float, reserved_s: float) -> None: ...
@@ -122,6 +133,8 @@ class Planner:
     def packets(self) -> int: ...
     @property
     def counters(self) -> tuple[int, int, int, int, int, int, int, float | None, float | None]: ...
+    @property
+    def overrides(self) -> tuple[int, int]: ...
     @property
     def flec(self) -> tuple[int, int, float, float, float] | None: ...
     def finished(self, now: float) -> bool: ...

@@ -13,7 +13,12 @@ from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+import numpy as np
+
+from quic_pfec.schedule.features import FeatureMemory
 from quic_pfec.schedule.flec import Listener
+from quic_pfec.schedule.learned import Learned
+from quic_pfec.schedule.network import Network
 from quic_pfec.schedule.state import IDLE, REPAIR, RESEND, SOURCE, Action, ActionKind, State
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.limits import MAX_SYMBOL_SIZE, MAX_WINDOW, MIN_SYMBOL_SIZE
@@ -47,7 +52,7 @@ cdef extern from "core.h":
     int SYMBOL_LOST, TOKEN_SETTLED
 
     int RULE_EXTERNAL, RULE_NONE, RULE_FIXED, RULE_ARQ, RULE_DEFICIT, RULE_EPOCH, RULE_HYBRID
-    int RULE_FLEC_RT, RULE_FLEC_RT_WINDOW, RULE_FLEC_RT_SPREAD
+    int RULE_FLEC_RT, RULE_FLEC_RT_WINDOW, RULE_FLEC_RT_SPREAD, RULE_Q
     int ACTION_IDLE, ACTION_SOURCE, ACTION_REPAIR, ACTION_RESEND
     ctypedef struct action:
         int32_t kind, count
@@ -59,10 +64,37 @@ cdef extern from "core.h":
         int64_t packets_extra, fates
         double loss_short, loss_long, budget_left
         bint can_source, can_repair, can_resend
+    enum:
+        FEATURES
+        CHOICES
+        HIDDEN
+        OUTPUT_ROOM
+    ctypedef struct network:
+        float w1[15][64]
+        float b1[64]
+        float w2[64][64]
+        float b2[64]
+        float w3[64][8]
+        float b3[8]
+        float low[15]
+        float high[15]
+        int version
+        bint resend
+        double margin
+        void (*forward)(const network *n, const float *x, float *y) nogil
+    network *network_new()
+    void network_free(network *n)
+    ctypedef struct feature_memory:
+        const uint32_t *unit_of
+        const double *utility_before
+        uint32_t units
+        double budget_total
+    void features_start(feature_memory *m, int64_t slots_total)
     ctypedef struct policy:
         int rule
         bint full_window
         double rate, alpha, horizon_rtt, open_share, spread, blind_share, hold_rtt, doubt, crowd, wide_degree, headroom
+        const network *net
     action policy_decide(const policy *p, const sender_state *s) nogil
     bint policy_ranks(const policy *p, const sender_state *s) nogil
     uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most) nogil
@@ -84,7 +116,7 @@ cdef extern from "core.h":
         coding_set set
         uint8_t head[32]
     ctypedef struct core_counters:
-        uint64_t source, repair, resent, manifests, frame_bytes, losses, slots_credit
+        uint64_t source, repair, resent, manifests, frame_bytes, losses, slots_credit, overridden, guarded
         double first_packet_s, last_packet_s
         bint any
     ctypedef int (*decide_function)(void *user, const sender_state *state, action *out) except -1
@@ -95,11 +127,13 @@ cdef extern from "core.h":
         void *user
         const int32_t *unit_packets
         const int32_t *unit_position
+        feature_memory *memory
         uint64_t transfer_id
         uint32_t symbol_size, degree, max_degree, max_window, manifest_bytes
         double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s
         int64_t credit, feedback_deficit
         bint running, ranks
+        int verdict
         flec flec
         core_counters counters
         sender_state state
@@ -147,6 +181,7 @@ cdef dict RULES = {
     "flec-rt-window": RULE_FLEC_RT_WINDOW,
     "flec-rt-spread": RULE_FLEC_RT_SPREAD,
     "hybrid": RULE_HYBRID,
+    "ddqn": RULE_Q,
 }
 cdef dict REPAIR_ACTIONS = {1: REPAIR, 4: Action(ActionKind.REPAIR, 4), 16: Action(ActionKind.REPAIR, 16)}
 
@@ -217,16 +252,30 @@ cdef int write_state(state, const sender_state *s) except -1:
     return 0
 
 
+cdef int put(values, float *out, Py_ssize_t rows, Py_ssize_t columns, Py_ssize_t stride) except -1:
+    """An array of a network, of `rows` x `columns`, into rows of `stride`."""
+    cdef const float[:, ::1] from_ = values.reshape(rows, columns)
+    cdef Py_ssize_t i, j
+    for i in range(rows):
+        for j in range(columns):
+            out[i * stride + j] = from_[i, j]
+    return 0
+
+
 @cython.final
 cdef class Policy:
     cdef policy rule
     cdef readonly str name
     cdef readonly dict parameters
+    cdef readonly object network
+    cdef network *weights
 
-    def __init__(self, str name, window="sack", **parameters):
+    def __cinit__(self, str name, window="sack", *, network=None, **parameters):
         if name not in RULES:
             raise LocalError(f"no compiled rule {name!r}")
         self.rule.rule = RULES[name]
+        if network is not None or name == "ddqn":
+            self.take(network, "q" if name == "ddqn" else "advantage")
         self.rule.full_window = is_full(window)
         self.name = name
         self.parameters = parameters
@@ -256,8 +305,53 @@ cdef class Policy:
             else:
                 raise LocalError(f"no rule has a parameter {parameter!r}")
 
+    cdef int take(self, learned, kind) except -1:
+        if not isinstance(learned, Network) or learned.kind != kind or self.rule.rule not in (RULE_Q, RULE_HYBRID):
+            raise LocalError(f"the rule {self.name!r} and {learned!r}: 'ddqn' has a network of kind 'q', 'hybrid' may have "
+                             "one of kind 'advantage'")
+        self.network = learned
+        self.weights = network_new()
+        if self.weights == NULL:
+            raise MemoryError
+        put(learned.w1, &self.weights.w1[0][0], FEATURES, HIDDEN, HIDDEN)
+        put(learned.b1, &self.weights.b1[0], 1, HIDDEN, HIDDEN)
+        put(learned.w2, &self.weights.w2[0][0], HIDDEN, HIDDEN, HIDDEN)
+        put(learned.b2, &self.weights.b2[0], 1, HIDDEN, HIDDEN)
+        put(learned.w3, &self.weights.w3[0][0], HIDDEN, learned.choices, OUTPUT_ROOM)
+        put(learned.b3, &self.weights.b3[0], 1, learned.choices, OUTPUT_ROOM)
+        put(learned.low, &self.weights.low[0], 1, FEATURES, FEATURES)
+        put(learned.high, &self.weights.high[0], 1, FEATURES, FEATURES)
+        self.weights.version = learned.features
+        self.weights.resend = learned.resend
+        if kind == "advantage" and learned.margin is None:
+            return 0  # never acts
+        self.weights.margin = 0.0 if learned.margin is None else learned.margin
+        self.rule.net = self.weights
+        return 0
+
+    def __dealloc__(self):
+        network_free(self.weights)
+
+    def __reduce__(self):
+        raise TypeError("a Policy cannot be pickled")
+
     def __repr__(self):
-        return f"Policy({self.name!r}, {self.window!r}, **{self.parameters!r})"
+        learned = "" if self.network is None else f", network={self.network.label!r}"
+        return f"Policy({self.name!r}, {self.window!r}, **{self.parameters!r}{learned})"
+
+    def outputs(self, const float[:, ::1] x not None):
+        cdef Py_ssize_t row, choice, choices
+        cdef float y[CHOICES]
+        if self.network is None or x.shape[1] != FEATURES:
+            raise LocalError(f"a network, and features float32[B, {FEATURES}]")
+        choices = self.network.choices
+        result = np.empty((x.shape[0], choices), dtype=np.float32)
+        cdef float[:, ::1] out = result
+        for row in range(x.shape[0]):
+            self.weights.forward(self.weights, &x[row, 0], y)
+            for choice in range(choices):
+                out[row, choice] = y[choice]
+        return result
 
     @property
     def window(self):
@@ -283,6 +377,8 @@ cdef class Policy:
     def decide(self, state):
         cdef sender_state s
         cdef flec without_past
+        if self.rule.rule == RULE_Q:
+            raise LocalError("a learned policy decides within a transfer, whose past its features hold")
         read_state(state, &s)
         if policy_is_flec(&self.rule):
             memset(&without_past, 0, sizeof(without_past))

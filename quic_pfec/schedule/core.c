@@ -110,6 +110,15 @@ static bool allowed(action a, const sender_state *s)
     }
 }
 
+action core_ask(core *c)
+{
+    if (policy_is_flec(&c->rule))
+        return flec_decide(&c->flec, &c->rule, &c->state, c->book->seen_count);
+    if (c->rule.net != NULL)
+        return network_decide(&c->rule, &c->state, c->memory, c->degree, &c->verdict);
+    return policy_decide(&c->rule, &c->state);
+}
+
 static int choose(core *c, double now)
 {
     if (c->has_chosen && c->chosen_s == now)
@@ -117,12 +126,11 @@ static int choose(core *c, double now)
     core_view(c, now);
     const sender_state *s = &c->state;
     action chosen = c->burst;
+    c->verdict = VERDICT_RULE;
     if (!c->has_burst || !allowed(chosen, s)) {
         c->has_burst = false;
-        if (policy_is_flec(&c->rule)) {
-            chosen = flec_decide(&c->flec, &c->rule, s, c->book->seen_count);
-        } else if (c->rule.rule != RULE_EXTERNAL) {
-            chosen = policy_decide(&c->rule, s);
+        if (c->rule.rule != RULE_EXTERNAL) {
+            chosen = core_ask(c);
         } else {
             chosen = (action){ACTION_IDLE, 1};
             if (c->decide(c->user, s, &chosen) != 0)
@@ -263,6 +271,8 @@ static int64_t plan_symbol(core *c, double now, int64_t bytes_free, planned *out
         if (flec_sent(&c->flec, &c->state, out->token, set, c->book->seen_count, now) != 0)
             return -2;
     }
+    c->counters.overridden += c->verdict == VERDICT_OVERRIDE;
+    c->counters.guarded += c->verdict == VERDICT_GUARD;
     c->has_burst = chosen.count > 1;
     c->burst = (action){chosen.kind, chosen.count - 1};
     c->since_manifest++;

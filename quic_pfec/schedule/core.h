@@ -80,11 +80,13 @@ double loss_long(const loss_estimate *loss);
 
 enum { ACTION_IDLE, ACTION_SOURCE, ACTION_REPAIR, ACTION_RESEND };
 enum { RULE_EXTERNAL, RULE_NONE, RULE_FIXED, RULE_ARQ, RULE_DEFICIT, RULE_EPOCH, RULE_HYBRID,
-       RULE_FLEC_RT, RULE_FLEC_RT_WINDOW, RULE_FLEC_RT_SPREAD };
+       RULE_FLEC_RT, RULE_FLEC_RT_WINDOW, RULE_FLEC_RT_SPREAD, RULE_Q };
 
 typedef struct {
     int32_t kind, count;
 } action;
+
+typedef struct network network; /* network.c */
 
 /* The fields of schedule/state.py. */
 typedef struct {
@@ -106,12 +108,13 @@ typedef struct {
     double horizon_rtt, open_share, spread;         /* hybrid */
     double blind_share, hold_rtt, doubt, crowd, wide_degree; /* hybrid */
     double headroom;                                /* flec */
+    const network *net;                             /* of RULE_Q; may override RULE_HYBRID; else NULL. The caller's */
 } policy;
 
-action policy_decide(const policy *p, const sender_state *s); /* not the rules of flec.c */
-/* Symbols that a repair combines, where `degree` is usual and `most` allowed. */
+action policy_decide(const policy *p, const sender_state *s); /* not the rules of flec.c, and no network */
 /* Are losses to be resent by what completes units? */
 bool policy_ranks(const policy *p, const sender_state *s);
+/* Symbols that a repair combines, where `degree` is usual and `most` allowed. */
 uint32_t policy_degree(const policy *p, const sender_state *s, uint32_t degree, uint32_t most);
 
 static inline bool policy_is_flec(const policy *p)
@@ -201,6 +204,29 @@ double state_budget(const sender_state *s);
 void choice_masks(const sender_state *s, bool resend, bool *out);
 action choice_action(const sender_state *s, int choice);
 
+/* ---- network.c: the learned policies (schedule/network.py, schedule/learned.py) ---- */
+
+enum { HIDDEN = 64, OUTPUT_ROOM = 8 };
+enum { VERDICT_RULE, VERDICT_OVERRIDE, VERDICT_GUARD }; /* of a network that may override its rule */
+
+/* Set by the caller but for `forward`; outputs beyond the choices have weights of 0. */
+struct network {
+    _Alignas(64) float w1[FEATURES][HIDDEN], b1[HIDDEN], w2[HIDDEN][HIDDEN], b2[HIDDEN], w3[HIDDEN][OUTPUT_ROOM];
+    float b3[OUTPUT_ROOM], low[FEATURES], high[FEATURES];
+    int version; /* of the features */
+    bool resend; /* the fifth choice exists */
+    double margin;
+    void (*forward)(const network *n, const float *x, float *y); /* FEATURES, CHOICES */
+};
+
+/* Zeroed; NULL without memory. */
+network *network_new(void);
+void network_free(network *n);
+/* p->net and `m` are there. */
+action network_decide(const policy *p, const sender_state *s, const feature_memory *m, uint32_t degree, int *verdict);
+/* The choice that is a rule's action, -1 for idling. */
+int choice_of(action a);
+
 /* ---- core.c: masks, budget, bursts, the manifest's copies (transfer/planner.py) ---- */
 
 enum { FRAME_MANIFEST, FRAME_SOURCE, FRAME_REPAIR, FRAME_RESEND };
@@ -217,6 +243,7 @@ typedef struct {
 
 typedef struct {
     uint64_t source, repair, resent, manifests, frame_bytes, losses, slots_credit;
+    uint64_t overridden, guarded; /* packets that a network chose, or a guard kept for the rule */
     double first_packet_s, last_packet_s; /* of no meaning before the first */
     bool any;
 } core_counters;
@@ -232,7 +259,7 @@ struct core {
     decide_function decide; /* for RULE_EXTERNAL */
     void *user;
     const int32_t *unit_packets, *unit_position; /* of each sid: packets of its unit, its place in it */
-    feature_memory *memory; /* NULL: nobody asks for features */
+    feature_memory *memory; /* NULL: nobody asks for features, and no rule has a network */
     uint64_t transfer_id;
     uint32_t symbol_size, degree, max_degree, max_window, manifest_bytes;
     double budget, deadline_s, rtt_s, min_rtt_s, slot_s, reserved_s;
@@ -243,6 +270,7 @@ struct core {
     bool heard, has_burst, has_chosen;
     flec flec;
     action burst, chosen;
+    int verdict; /* VERDICT_* of what was chosen; set by `decide` too */
     double chosen_s;
     uint32_t since_manifest, manifest_at; /* manifest_at: the fragment that is due, MANIFEST_IDLE = none */
     double manifest_retry_s;
@@ -269,6 +297,8 @@ int64_t core_slots_left(const core *c, double now);
 bool core_finished(const core *c, double now);
 /* The policy's view at `now`, in c->state. */
 void core_view(core *c, double now);
+/* What the rule says of c->state; not RULE_EXTERNAL. */
+action core_ask(core *c);
 /* Would the next packet be the rule's to choose? If so c->state is the view at `now`. */
 bool core_decides(core *c, double now);
 /* The next packets are these, as far as the masks allow, whatever the rule says. */

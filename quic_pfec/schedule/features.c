@@ -59,7 +59,7 @@ static double mean_utility(const feature_memory *m, uint32_t first, uint32_t sto
 
 void features_look(const feature_memory *m, const sender_state *s, int version, uint32_t degree, float *out)
 {
-    double total = (double)s->slots_total, left = (double)s->slots_left, rtt = s->rtt_slots;
+    double total = (double)s->slots_total, left = (double)s->slots_left, rtt = most(1e-9, s->rtt_slots);
     double n = (double)s->sources_sent, all = (double)s->sources_total, w = (double)s->window;
     double eps = s->loss_short, d = state_deficit(s, (double)s->feedback_deficit), budget = state_budget(s);
     double budget_total = m->budget_total < INFINITY ? m->budget_total : total;
@@ -83,7 +83,7 @@ void features_look(const feature_memory *m, const sender_state *s, int version, 
         least(4.0, w / (rtt + (double)degree)) / 4.0,
         least(4.0, idle / rtt) / 4.0,
         s->unit_packets > 0 ? (double)s->unit_position / (double)s->unit_packets : 0.0,
-        least(4.0, unresolved / mean) / 4.0,
+        mean > 0.0 ? least(4.0, unresolved / mean) / 4.0 : 0.0,
         next + unresolved > 0.0 ? next / (next + unresolved) : 0.0,
         w > 0.0 ? 1.0 - pow(1.0 - least(1.0, missing / w), least((double)degree, w)) : 0.0,
     };

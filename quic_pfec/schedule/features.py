@@ -93,14 +93,14 @@ class FeatureMemory:
 
     def look(self, state: State, version: Literal[1, 2] = 1) -> NDArray[np.float32]:
         """The features, float32[15]."""
-        total, left, rtt = state.slots_total, state.slots_left, state.rtt_slots
+        total, left, rtt = state.slots_total, state.slots_left, max(1e-9, state.rtt_slots)
         unsent, window, loss = state.sources_total - state.sources_sent, state.window, state.loss_short
         lacking, budget = deficit(state), _budget(state)
         units = len(self._before) - 1
         here = int(self._unit_of[state.sources_sent]) if unsent else units
         first = int(self._unit_of[state.sources_sent - window]) if unsent + window else units
         unresolved = self._mean(first, min(first + 64, here + 1))
-        following = self._mean(here, here + 16)
+        following, mean = self._mean(here, here + 16), self._mean(0, units)
         missing = state.feedback_deficit + loss * state.in_flight
         pressure = min(2.0, unsent / max(1.0, left)) / 2.0
         values = (
@@ -116,7 +116,7 @@ class FeatureMemory:
             min(4.0, window / (rtt + self._degree)) / 4.0,
             min(4.0, (self._progress_left - left) / rtt) / 4.0,
             state.unit_position / state.unit_packets if state.unit_packets else 0.0,
-            min(4.0, unresolved / self._mean(0, units)) / 4.0,
+            min(4.0, unresolved / mean) / 4.0 if mean > 0 else 0.0,
             following / (following + unresolved) if following + unresolved > 0 else 0.0,
             1.0 - (1.0 - min(1.0, missing / window)) ** min(self._degree, window) if window else 0.0,
         )

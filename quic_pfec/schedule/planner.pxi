@@ -5,12 +5,15 @@ cdef int ask(void *user, const sender_state *s, action *out) except -1:
     """A policy in Python answers. Its window is read here, because it may depend on what it decides."""
     cdef Planner planner = <Planner>user
     write_state(planner.view, s)
+    if planner.past is not None:
+        planner.past.view(planner.view)
     answer = planner.asked.decide(planner.view)
     planner.c.rule.full_window = is_full(planner.asked.window)
     if planner.asked_degree is not None:
         planner.c.degree = planner.asked_degree(planner.view, planner.usual_degree, planner.c.max_degree)
     if answer.kind == ACTION_RESEND and planner.asked_ranks is not None and planner.asked_ranks(planner.view):
         planner.c.ranks = True
+    planner.c.verdict = 0 if planner.past is None else planner.asked.verdict
     count = answer.count
     out.kind = answer.kind
     out.count = <int32_t>min(max(count, -INT32_MAX), INT32_MAX)
@@ -31,11 +34,16 @@ cdef class Planner:
     cdef const int32_t[::1] unit_packets
     cdef const int32_t[::1] unit_position
     cdef bytes manifest
+    cdef object utility  # of each unit in the order of sending, or None
+    cdef feature_memory memory
+    cdef const uint32_t[::1] unit_of
+    cdef const double[::1] utility_before
+    cdef object past   # the FeatureMemory of a learned policy in Python
 
     def __cinit__(self, Ledger ledger not None, policy, const int32_t[::1] unit_packets not None,
                   const int32_t[::1] unit_position not None, bytes manifest not None, *, double now, double deadline_s,
                   uint64_t transfer_id, symbol_size, degree, max_degree, max_window, int64_t credit, double budget, double rtt_s,
-                  double min_rtt_s, double slot_s, double reserved_s):
+                  double min_rtt_s, double slot_s, double reserved_s, unit_utility=None):
         ledger.take_units(unit_packets, unit_position)
         if not 1 <= len(manifest) < 1 << 31:
             raise LocalError(f"a manifest of {len(manifest)} bytes")
@@ -47,6 +55,7 @@ cdef class Planner:
         self.unit_packets = unit_packets
         self.unit_position = unit_position
         self.manifest = manifest
+        self.utility = unit_utility
         self.view = State()
         self.c.book = &ledger.book
         self.c.decide = ask
@@ -59,7 +68,7 @@ cdef class Planner:
         self.c.max_degree = max_degree
         self.c.max_window = max_window
         self.c.manifest_bytes = <uint32_t>len(manifest)
-        self.c.budget = budget
+        self.c.budget = self.memory.budget_total = budget
         self.c.deadline_s = deadline_s
         self.c.credit = credit
         self.c.running = True
@@ -86,15 +95,43 @@ cdef class Planner:
         else:
             rule.rule = RULE_EXTERNAL
             rule.full_window = is_full(asked.window)
+        learned = not isinstance(asked, Policy) and isinstance(asked, Learned)
+        if learned or rule.net != NULL:
+            self.remember()
         if core_set_rule(&self.c, &rule) != 0:
             raise MemoryError
         self.asked = asked
+        self.past = None
+        if learned:
+            self.past = FeatureMemory(self.sizes(), self.utility, self.c.state.slots_total, self.memory.budget_total,
+                                      self.usual_degree)
+            asked.enter(self.past)
         self.asked_degree = None if isinstance(asked, Policy) else getattr(asked, "degree", None)
         self.asked_ranks = None if isinstance(asked, Policy) else getattr(asked, "ranks", None)
         self.c.degree = self.usual_degree
         self.listener = asked if isinstance(asked, Listener) else None
         if self.listener is not None:
             self.listener.start(self.ledger)
+
+    cdef object sizes(self):
+        """Packets of each unit, in the order of sending."""
+        return np.asarray(self.unit_packets)[np.asarray(self.unit_position) == 0].astype(np.int64)
+
+    cdef int remember(self) except -1:
+        """From now on there are features."""
+        if self.c.memory != NULL:
+            return 0
+        sizes = self.sizes()
+        if self.utility is None or len(self.utility) != len(sizes):
+            raise LocalError("a learned policy needs the utility of each unit, in the order of sending")
+        self.unit_of = np.repeat(np.arange(len(sizes), dtype=np.uint32), sizes)
+        self.utility_before = np.concatenate(([0.0], np.cumsum(self.utility)))
+        self.memory.unit_of = &self.unit_of[0] if len(self.unit_of) else NULL
+        self.memory.utility_before = &self.utility_before[0]
+        self.memory.units = len(sizes)
+        features_start(&self.memory, self.c.state.slots_total)
+        self.c.memory = &self.memory
+        return 0
 
     def set_path(self, double rtt_s, double min_rtt_s, double slot_s, double reserved_s):
         if not slot_s > 0:
@@ -122,6 +159,10 @@ cdef class Planner:
         cdef core_counters *n = &self.c.counters
         return (n.source, n.repair, n.resent, n.manifests, n.frame_bytes, n.losses, n.slots_credit,
                 n.first_packet_s if n.any else None, n.last_packet_s if n.any else None)
+
+    @property
+    def overrides(self):
+        return self.c.counters.overridden, self.c.counters.guarded
 
     @property
     def flec(self):
@@ -155,6 +196,8 @@ cdef class Planner:
             raise MemoryError
         if fresh and self.listener is not None:
             self.listener.on_fate(token, delivered, probe)
+        if fresh and self.past is not None and not probe:
+            self.past.on_fate(not delivered)
         return 0
 
     def fate(self, token, bint delivered, bint probe):
@@ -172,7 +215,7 @@ cdef class Planner:
         room = min(room, BATCH)
         if room <= 0:
             return 0
-        if self.listener is None:
+        if self.listener is None and self.past is None:
             count = core_plan(&self.c, now, <size_t>room, bytes_free, out)
             if count < 0:
                 raise MemoryError
@@ -192,6 +235,10 @@ cdef class Planner:
         if packet.kind == FRAME_MANIFEST:
             return 0
         write_state(self.view, &self.c.state)
+        if self.past is not None:
+            self.past.view(self.view)
+        if self.listener is None:
+            return 0
         kind, stretch = ActionKind.SOURCE, None
         if packet.kind == FRAME_REPAIR:
             kind, stretch = ActionKind.REPAIR, (s.first_sid, s.first_sid + s.head_span + s.tail_offset + s.tail_span)

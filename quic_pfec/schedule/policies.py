@@ -1,4 +1,4 @@
-"""The deterministic policies, each one rule of a few lines, and the registry that names them.
+"""The deterministic policies, each one rule of a few lines, and the registry that names them and the learned ones.
 
 These classes are the specification, and the twins of schedule/policies.c, which `make_policy` hands out. A decision
 depends on the state alone: the sender may ask again before it sends anything, and what was not sent must not count. The
@@ -11,12 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from math import inf, sqrt
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from quic_pfec.schedule.compiled import AVAILABLE, native
 from quic_pfec.schedule.flec import FlecRt
+from quic_pfec.schedule.learned import Ddqn, Overridden
+from quic_pfec.schedule.network import Network, load_network, packaged_networks
 from quic_pfec.schedule.state import IDLE, REPAIR, REPAIR_BURSTS, RESEND, SOURCE, Action, ActionKind, State
+from quic_pfec.wire.errors import LocalError
 
 Window = Literal["sack", "full"]
 
@@ -215,6 +220,36 @@ def _flec_spread() -> Policy:
     return FlecRt("flec-rt-spread", window="full")
 
 
+@lru_cache(maxsize=16)
+def _read(source: str | Path, modified_ns: int = 0) -> Network:
+    """A network changes nothing, so that transfers may share it; a file that was written since is read again."""
+    return load_network(source)
+
+
+def _learned(network: Network) -> Policy:
+    """What a network makes: the paper's policy, or hybrid overridden."""
+    if network.kind == "q":
+        return Ddqn(network, window=network.window)
+    return Overridden(Hybrid(), network, window=network.window)
+
+
+def _ddqn() -> Policy:
+    return _learned(_read("ddqn-paper"))
+
+
+def _ddqn_wide() -> Policy:
+    return _learned(_read("ddqn-wide"))
+
+
+def _hybrid() -> Policy:
+    if _OVERRIDE not in packaged_networks():
+        return Hybrid()
+    network = _read(_OVERRIDE)
+    return Hybrid() if network.margin is None else _learned(network)
+
+
+_OVERRIDE = "hybrid-override"
+_FILE_KINDS = {"ddqn": "q", "hybrid": "advantage"}
 _FACTORIES: dict[str, Callable[[], Policy]] = {
     "none": NoProtection,
     "fixed": Fixed,
@@ -226,7 +261,14 @@ _FACTORIES: dict[str, Callable[[], Policy]] = {
     "flec-rt": FlecRt,
     "flec-rt-window": _flec_window,
     "flec-rt-spread": _flec_spread,
-    "hybrid": Hybrid,
+    "hybrid": _hybrid,
+    "hybrid-rule": Hybrid,
+}
+# The learned ones exist where their weights do.
+_FACTORIES |= {
+    name: make
+    for name, weights, make in (("ddqn", "ddqn-paper", _ddqn), ("ddqn-wide", "ddqn-wide", _ddqn_wide))
+    if weights in packaged_networks()
 }
 _RULES: dict[type[Any], str] = {
     NoProtection: "none", Fixed: "fixed", Arq: "arq", Deficit: "deficit", Epoch: "epoch", Hybrid: "hybrid",
@@ -235,8 +277,18 @@ _RULES: dict[type[Any], str] = {
 POLICY_NAMES: tuple[str, ...] = tuple(_FACTORIES)
 
 
-def make_twin(name: str) -> Policy:
-    """A fresh policy in Python. Raises ValueError naming the choices if `name` is none of `POLICY_NAMES`."""
+def make_twin(name: str, *, files: bool = False) -> Policy:
+    """A fresh policy in Python. Raises ValueError naming the choices if `name` is none of `POLICY_NAMES`.
+
+    files: also "ddqn:PATH" and "hybrid:PATH", with the weights of that file (LocalError and OSError as
+    `schedule.network.load_network`). For local tools: a name that someone else chose must not open files.
+    """
+    kind, mark, path = name.partition(":")
+    if files and mark and kind in _FILE_KINDS:
+        network = _read(Path(path), Path(path).stat().st_mtime_ns)
+        if network.kind != _FILE_KINDS[kind]:
+            raise LocalError(f"{kind} needs a network of kind {_FILE_KINDS[kind]!r}, {path} is of {network.kind!r}")
+        return _learned(network)
     try:
         return _FACTORIES[name]()
     except KeyError:
@@ -248,17 +300,25 @@ def compiled(policy: Policy) -> Policy:
 
     A rule that remembers begins anew.
     """
-    if type(policy) is FlecRt and AVAILABLE:
-        return native.Policy(policy.variant, policy.window, headroom=policy.headroom)
-    name = _RULES.get(type(policy))
-    if name is None or not AVAILABLE:
+    if not AVAILABLE:
         return policy
-    return native.Policy(name, **{field.name: getattr(policy, field.name) for field in fields(policy)})  # type: ignore[arg-type]
+    if type(policy) is FlecRt:
+        return native.Policy(policy.variant, policy.window, headroom=policy.headroom)
+    if type(policy) is Ddqn:
+        return native.Policy("ddqn", policy.window, network=policy.network)
+    if type(policy) is Overridden and type(policy.base) is Hybrid:
+        return native.Policy("hybrid", policy.window, network=policy.network, **_numbers(policy.base))
+    name = _RULES.get(type(policy))
+    return policy if name is None else native.Policy(name, policy.window, **_numbers(policy))
 
 
-def make_policy(name: str) -> Policy:
+def _numbers(rule: Any) -> dict[str, Any]:
+    return {field.name: getattr(rule, field.name) for field in fields(rule) if field.name != "window"}
+
+
+def make_policy(name: str, *, files: bool = False) -> Policy:
     """Return a fresh policy for one transfer, compiled where that was built.
 
-    Raises ValueError naming the choices if `name` is none of `POLICY_NAMES`.
+    Raises ValueError naming the choices if `name` is none of `POLICY_NAMES`; files: as `make_twin`.
     """
-    return compiled(make_twin(name))
+    return compiled(make_twin(name, files=files))

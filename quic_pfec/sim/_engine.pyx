@@ -43,7 +43,7 @@ cdef extern from "engine.h":
     ctypedef struct feature_memory:
         pass
     ctypedef struct core_counters:
-        uint64_t source, repair, resent, manifests, losses, slots_credit
+        uint64_t source, repair, resent, manifests, losses, slots_credit, overridden, guarded
     ctypedef struct core:
         sender_state state
         core_counters counters
@@ -442,7 +442,8 @@ cdef class Lanes:
         cdef episode *e = self.lane(lane)
         cdef core_counters *n = &e.core.counters
         return {"source": n.source, "repair": n.repair, "resent": n.resent, "manifests": n.manifests, "losses": n.losses,
-                "feedback": e.feedback_count, "feedback_ignored": e.feedback_ignored, "slots_credit": n.slots_credit}
+                "feedback": e.feedback_count, "feedback_ignored": e.feedback_ignored, "slots_credit": n.slots_credit,
+                "overridden": n.overridden, "guarded": n.guarded}
 
     def receiver_counters(self, lane):
         cdef receiver_counters *n = &self.lane(lane).receiver.counters

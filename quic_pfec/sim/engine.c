@@ -227,17 +227,9 @@ int episode_rule_choice(episode *e)
         return -1;
     core *c = &e->core;
     flec remembered = c->flec; /* deciding leaves a reason behind */
-    action a = policy_is_flec(&c->rule) ? flec_decide(&c->flec, &c->rule, &c->state, e->book.seen_count)
-                                        : policy_decide(&c->rule, &c->state);
+    int verdict = c->verdict;
+    action a = core_ask(c);
     c->flec = remembered;
-    switch (a.kind) {
-    case ACTION_SOURCE:
-        return 0;
-    case ACTION_REPAIR:
-        return a.count == 16 ? 3 : a.count == 4 ? 2 : 1;
-    case ACTION_RESEND:
-        return 4;
-    default:
-        return -1;
-    }
+    c->verdict = verdict;
+    return choice_of(a);
 }

@@ -2,8 +2,9 @@
 
 A scheme is a policy's name with what differs from its default: `deficit@full` (the other window), `flec-rt@fifo`
 (blocks in the order of the cache instead of by utility), `fixed@budget` (as many repairs a source as the budget
-allows, instead of 10 % until it is spent). Each finished hand-off is a line of a journal, keyed by all
-that determines it, so that a run that was interrupted goes on and one with more policies only adds them.
+allows, instead of 10 % until it is spent). `ddqn:FILE.npz` and `hybrid:FILE.npz` have the weights of a file that is not
+in the package. Each finished hand-off is a line of a journal, keyed by all that determines it, so that a run that was
+interrupted goes on and one with more policies only adds them.
 """
 
 from __future__ import annotations
@@ -46,9 +47,12 @@ class Scheme:
 
 
 def parse_scheme(text: str) -> Scheme:
-    """`NAME` with any of @full or @sack, @fifo, and @budget for `fixed`. Raises ValueError for what is none."""
+    """`NAME` with any of @full or @sack, @fifo, and @budget for `fixed`. Raises ValueError for what is none.
+
+    NAME may be ddqn:FILE or hybrid:FILE (OSError if that cannot be read).
+    """
     name, *marks = text.split("@")
-    window = make_policy(name).window
+    window = make_policy(name, files=True).window
     order, spread = "utility", False
     for mark in marks:
         if mark in ("full", "sack"):
@@ -66,10 +70,10 @@ def policy_of(scheme: Scheme, budget: float | None = None) -> Policy:
     """Its policy at a cell of that budget, compiled."""
     if scheme.spread and budget is not None:
         return compiled(Fixed(rate=budget, window=scheme.window))  # type: ignore[arg-type]
-    policy = make_policy(scheme.policy)
+    policy = make_policy(scheme.policy, files=True)
     if policy.window == scheme.window:
         return policy
-    return compiled(replace(make_twin(scheme.policy), window=scheme.window))  # type: ignore[type-var]
+    return compiled(replace(make_twin(scheme.policy, files=True), window=scheme.window))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)

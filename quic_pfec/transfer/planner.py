@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quic_pfec.schedule.features import FeatureMemory
 from quic_pfec.schedule.flec import FlecRt, Listener
+from quic_pfec.schedule.learned import Learned, Verdict
 from quic_pfec.schedule.policies import Policy
 from quic_pfec.schedule.state import IDLE, Action, ActionKind, State
 from quic_pfec.transfer.ledger import Ledger, repair_header
@@ -56,7 +58,10 @@ class Store(Protocol):
 
 
 class Planner:
-    """Plans the packets of one transfer. Arguments as checked and derived by `Sender`; budget in packets."""
+    """Plans the packets of one transfer. Arguments as checked and derived by `Sender`; budget in packets.
+
+    unit_utility: of each unit in the order of sending; learned policies need it (LocalError).
+    """
 
     def __init__(
         self,
@@ -79,11 +84,15 @@ class Planner:
         min_rtt_s: float,
         slot_s: float,
         reserved_s: float,
+        unit_utility: NDArray[np.float64] | None = None,
     ) -> None:
         self.ledger = ledger
         # For every sid: packets of its unit, and its place in it.
         self._unit_packets = unit_packets.data
         self._unit_position = unit_position.data
+        self._unit_utility = unit_utility
+        self._budget_total = budget
+        self._memory: FeatureMemory | None = None
         self._manifest = manifest
         self._deadline_s = deadline_s
         self._transfer_id = transfer_id
@@ -98,7 +107,10 @@ class Planner:
         self._repair_number = 0
         self._policy: Policy
         self._listener: Listener | None
+        self._learned: Learned | None
         self._burst: Action | None = None
+        self._verdict = int(Verdict.RULE)
+        self._overridden = self._guarded = 0
         self._chosen: tuple[float, Action] | None = None
         self._heard = False
         self._feedback_deficit = 0
@@ -125,7 +137,19 @@ class Planner:
         self._listener = policy if isinstance(policy, Listener) else None
         if self._listener is not None:
             self._listener.start(self.ledger)
+        self._learned = policy if isinstance(policy, Learned) else None
+        if self._learned is not None:
+            self._learned.enter(self._remember())
         self._burst = self._chosen = None
+
+    def _remember(self) -> FeatureMemory:
+        if self._memory is None:
+            sizes = np.asarray(self._unit_packets)[np.asarray(self._unit_position) == 0].astype(np.int64)
+            utility = self._unit_utility
+            if utility is None or len(utility) != len(sizes):
+                raise LocalError("a learned policy needs the utility of each unit, in the order of sending")
+            self._memory = FeatureMemory(sizes, utility, self.slots_total, self._budget_total, self._degree)
+        return self._memory
 
     @property
     def packets(self) -> int:
@@ -137,6 +161,11 @@ class Planner:
         """source, repair, resent, manifests, frame_bytes, losses, slots_credit, first_packet_s, last_packet_s."""
         sent = (self._source, self._repair, self._resent, self._manifests)
         return *sent, self._frame_bytes, self._losses, self._slots_credit, self._first_packet_s, self._last_packet_s
+
+    @property
+    def overrides(self) -> tuple[int, int]:
+        """Packets that a network chose in the place of its rule, and those of which a guard left the rule its way."""
+        return self._overridden, self._guarded
 
     @property
     def flec(self) -> tuple[int, int, float, float, float] | None:
@@ -187,6 +216,8 @@ class Planner:
         """The policy's view at `now`; the object is reused by later calls."""
         state = self._view()
         state.slots_left = self._slots_left(now)
+        if self._memory is not None:
+            self._memory.view(state)
         return state
 
     def _view(self) -> State:
@@ -217,10 +248,12 @@ class Planner:
         if self._chosen is not None and self._chosen[0] == now:
             return self._chosen[1]
         state = self.state(now)
-        action = self._burst
+        action, self._verdict = self._burst, int(Verdict.RULE)
         if action is None or not _allowed(action, state):
             self._burst = None
             action = self._policy.decide(state)
+            if self._learned is not None:
+                self._verdict = self._learned.verdict
             if not _allowed(action, state):
                 action = IDLE
         if action.kind is not ActionKind.RESEND and _blocked_by_credit(state):
@@ -316,6 +349,8 @@ class Planner:
             assert token is not None
             stretch = None if coded is None else _stretch(coded)
             self._listener.on_sent(self._state, action.kind, number, token, stretch, now)
+        self._overridden += self._verdict == Verdict.OVERRIDE
+        self._guarded += self._verdict == Verdict.GUARD
         self._burst = Action(action.kind, action.count - 1) if action.count > 1 else None
         self._since_manifest += 1
         self._chosen = None
@@ -367,6 +402,8 @@ class Planner:
         self._losses += not delivered and not probe
         if fresh and self._listener is not None:
             self._listener.on_fate(token, delivered, probe)
+        if fresh and self._memory is not None and not probe:
+            self._memory.on_fate(not delivered)
 
     def fates(self, tokens: Iterable[int], delivered: bool) -> None:
         for token in tokens:

@@ -86,7 +86,10 @@ class TraceRow:
 
 @dataclass(slots=True)
 class SenderStats:
-    """Counters of one transfer; bytes are those of frames. slots_credit: times that a new symbol lacked credit."""
+    """Counters of one transfer; bytes are those of frames. slots_credit: times that a new symbol lacked credit.
+
+    overridden, guarded: `planner.Planner.overrides`.
+    """
 
     source: int = 0
     repair: int = 0
@@ -99,6 +102,8 @@ class SenderStats:
     slots_credit: int = 0
     first_packet_s: float | None = None
     last_packet_s: float | None = None
+    overridden: int = 0
+    guarded: int = 0
 
 
 class SymbolStore(Protocol):
@@ -219,6 +224,7 @@ class Sender:
             min_rtt_s=path.min_rtt_s,
             slot_s=path.slot_s,
             reserved_s=path.reserved_s,
+            unit_utility=np.asarray(unit_utility, dtype=np.float64)[unit_of_sid[starts]],
         )
 
     @property
@@ -235,7 +241,7 @@ class Sender:
         source, repair, resent, manifests, frame_bytes, losses, slots_credit, first_s, last_s = self._planner.counters
         return SenderStats(
             source, repair, resent, manifests, frame_bytes, losses, self._feedback, self._feedback_ignored,
-            slots_credit, first_s, last_s,
+            slots_credit, first_s, last_s, *self._planner.overrides,
         )  # fmt: skip
 
     @property
