@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,17 @@ def test_where_another_is_above(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+def test_ray_is_asked_for_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = failure("evaluate", "--point", "short", "--scheduler", "none", "--seeds", "1", "--executor", "ray")
+    assert said.endswith("pip install ray")
+
+
 def test_mistakes_are_one_line() -> None:
     assert "--point is quality, paper, short" in failure("evaluate", "--point", "nowhere")
     assert "unknown scheduler 'nobody'" in failure("evaluate", "--point", "short", "--scheduler", "nobody")
     assert "@full, @sack or @fifo" in failure("evaluate", "--point", "short", "--scheduler", "arq@up")
+    assert "an executor is local or ray" in failure("evaluate", "--point", "short", "--executor", "slurm")
     assert "--trace belongs to --point 5g" in failure("evaluate", "--point", "short", "--trace", "x")
     assert "missing.txt" in failure(
         "evaluate", "--point", "5g", "--trace", "missing.txt", "--seeds", "1", "--jobs", "1", "--scheduler", "none"

@@ -73,6 +73,9 @@ def evaluate_command(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Paired realisations of a simulated point; 100 at short.")
     ] = None,
+    executor: Annotated[
+        str, typer.Option(help="Who works on a simulated point: local, or ray (a Ray cluster; RAY_ADDRESS).")
+    ] = "local",
     trace: Annotated[Path | None, typer.Option(help="Measured losses in the place of the labelled ones of 5g.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="torch's CPU threads in this process.")] = None,
     json_path: Annotated[
@@ -89,7 +92,7 @@ def evaluate_command(
     if point not in POINTS:
         fail(f"--point is {', '.join(POINTS)}, not {point!r}")
     if point in SIMULATED:
-        evaluate_points(point, scheduler, seeds, jobs, json_path, picture, trace, seed)
+        evaluate_points(point, scheduler, seeds, jobs, json_path, picture, trace, seed, executor)
         return
     with need_extra():
         from rich.console import Console

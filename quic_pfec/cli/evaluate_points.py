@@ -7,7 +7,6 @@ curve over deadlines to a picture. Finished hand-offs go to a journal beside the
 from __future__ import annotations
 
 import json
-import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -51,6 +50,7 @@ def evaluate_points(
     picture: Path | None,
     trace: Path | None = None,
     first_seed: int = 0,
+    executor: str = "local",
 ) -> None:
     """Runs one of `SIMULATED` and prints, writes and draws what came out."""
     with need_extra():
@@ -82,11 +82,12 @@ def evaluate_points(
                 cells(point, None if trace is None else str(trace)),
                 chosen,
                 range(first_seed, first_seed + (seeds or SEEDS[point])),
-                jobs=jobs or os.cpu_count() or 1,
+                jobs=jobs,
+                executor=executor,
                 journal=journal,
                 progress=progress,
             )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         fail(str(error))
     rows = table.rows()
     print_points(Console(width=None if sys.stdout.isatty() else 130), rows)
@@ -131,14 +132,15 @@ def print_points(console: Any, rows: list[Row]) -> None:
         bound = f"bound J_block {first['oracle_j_block']:.4f}, J_frac {first['oracle_j_frac']:.4f}"
         table = Table(title=f"{cell_title(first)}; {bound}", title_justify="left")
         table.add_column("scheme")
-        for name in ("J_block", "+-", "J_frac", "+-", "J_block - hybrid", "+-", "us/slot", "MB"):
+        for name in ("J_block", "+-", "J_frac", "+-", "J_block - hybrid", "+-", "us/packet", "peak MB"):
             table.add_column(name, justify="right")
         for row in mine:
             difference, half = row.get("j_block_less_hybrid"), row.get("j_block_less_hybrid_ci", 0.0)
             table.add_row(
                 row["scheme"], f"{row['j_block']:.4f}", f"{row['j_block_ci']:.4f}", f"{row['j_frac']:.4f}",
                 f"{row['j_frac_ci']:.4f}", "" if difference is None else f"{difference:+.4f}",
-                "" if difference is None else f"{half:.4f}", f"{row['cpu_us']:.2f}", f"{row['peak_mb']:.0f}",
+                "" if difference is None else f"{half:.4f}", f"{row['cpu_us']:.2f}",
+                "" if row["peak_mb"] is None else f"{row['peak_mb']:.1f}",
             )  # fmt: skip
         console.print(table)
 

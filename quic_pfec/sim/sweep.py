@@ -4,16 +4,15 @@ A scheme is a policy's name with what differs from its default: `deficit@full` (
 (blocks in the order of the cache instead of by utility), `fixed@budget` (as many repairs a source as the budget
 allows, instead of 10 % until it is spent). `ddqn:FILE.npz` and `hybrid:FILE.npz` have the weights of a file that is not
 in the package. Each finished hand-off is a line of a journal, keyed by all that determines it, so that a run that was
-interrupted goes on and one with more policies only adds them.
+interrupted goes on and one with more policies only adds them. Who works (`sim.executors`) changes nothing: this
+process, several, or a Ray cluster.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import resource
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,6 +22,8 @@ from numpy.typing import NDArray
 
 from quic_pfec.schedule.policies import Fixed, Policy, compiled, make_policy, make_twin
 from quic_pfec.sim.engine import Lanes, make_scenario, reset
+from quic_pfec.sim.executors import local, on_ray
+from quic_pfec.sim.memory_use import PeakMemory
 from quic_pfec.sim.oracle import oracle
 from quic_pfec.sim.points import Cell, HandOff, hand_off
 from quic_pfec.wire.errors import LocalError
@@ -78,14 +79,16 @@ def policy_of(scheme: Scheme, budget: float | None = None) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One hand-off; cpu_us: processor time a slot, all of the simulator's."""
+    """One hand-off. cpu_us: processor time a packet sent, both ends on coefficients alone, without payloads; peak_mb:
+    memory at its peak beyond what the process had when blocks and losses were drawn, None where no system says it.
+    """
 
     j_block: float
     j_frac: float
     oracle_j_block: float
     oracle_j_frac: float
     cpu_us: float
-    peak_mb: float
+    peak_mb: float | None
 
 
 def _ordered(drawn: HandOff, order: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -98,19 +101,25 @@ def play_cell(cell: Cell, seed: int, schemes: Sequence[Scheme]) -> list[Outcome]
     """The hand-off of `seed` under each scheme."""
     drawn, settings = hand_off(cell, seed), cell.settings(seed)
     bound = oracle(drawn.losses, drawn.unit_packets, drawn.utility)
-    lanes, outcomes = Lanes(1), []
+    memory, outcomes = PeakMemory(), []
     worlds = {
         order: make_scenario(*_ordered(drawn, order), drawn.losses, settings)
         for order in {scheme.order for scheme in schemes}
     }
     for scheme in schemes:
+        memory.restart()
+        lanes = Lanes(1)
         begun = time.process_time()
         reset(lanes, 0, worlds[scheme.order], settings, policy_of(scheme, cell.budget))
         lanes.finish()
         spent = time.process_time() - begun
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak_mb = memory.peak_mb()
         j_block, j_frac = float(lanes.j_block()[0]), float(lanes.j_frac()[0])
-        outcomes.append(Outcome(j_block, j_frac, bound.j_block, bound.j_frac, spent / cell.slots * 1e6, peak_mb))
+        counters = lanes.sender_counters(0)
+        packets = sum(counters[kind] for kind in ("source", "repair", "resent", "manifests"))
+        cpu_us = 1e6 * spent / max(1, packets)
+        outcomes.append(Outcome(j_block, j_frac, bound.j_block, bound.j_frac, cpu_us, peak_mb))
+        del lanes  # the memory of one scheme is not the next one's
     return outcomes
 
 
@@ -120,6 +129,7 @@ def _key(cell: Cell, scheme: Scheme, seed: int) -> str:
 
 
 _Task = tuple[Cell, int, tuple[Scheme, ...]]
+_EXECUTORS = {"local": local, "ray": on_ray}
 
 
 def _work(task: _Task) -> tuple[_Task, list[Outcome]]:
@@ -143,6 +153,12 @@ class Table:
         """One figure of every seed, in the order of the seeds."""
         return np.array([getattr(self._outcomes[cell, scheme, seed], name) for seed in self.seeds])
 
+    def peak_mb(self, cell: Cell, scheme: str) -> float | None:
+        """The most memory of any seed's hand-off, None where it is not known of all."""
+        peaks = [self._outcomes[cell, scheme, seed].peak_mb for seed in self.seeds]
+        known = [peak for peak in peaks if peak is not None]
+        return max(known) if len(known) == len(peaks) else None
+
     def rows(self, reference: str = "hybrid") -> list[dict[str, Any]]:
         """A dictionary a cell and scheme: means with half 95 % intervals, and paired differences to `reference`."""
         compared = reference in {scheme.name for scheme in self.schemes}
@@ -160,7 +176,7 @@ class Table:
                     "oracle_j_block": float(self.values(cell, scheme.name, "oracle_j_block").mean()),
                     "oracle_j_frac": float(self.values(cell, scheme.name, "oracle_j_frac").mean()),
                     "cpu_us": float(self.values(cell, scheme.name, "cpu_us").mean()),
-                    "peak_mb": float(self.values(cell, scheme.name, "peak_mb").max()),
+                    "peak_mb": self.peak_mb(cell, scheme.name),
                 }  # fmt: skip
                 if compared:
                     for name, mine in (("j_block", block), ("j_frac", frac)):
@@ -204,14 +220,19 @@ def run_sweep(
     schemes: Sequence[Scheme],
     seeds: Sequence[int],
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
+    executor: str = "local",
     journal: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Table:
-    """Every scheme at every cell with every seed, `jobs` processes at work.
+    """Every scheme at every cell with every seed, `jobs` of these pairs worked on at a time; None: all cores there are.
 
-    journal: finished hand-offs, read first and then added to. progress(done, total) counts (cell, seed) pairs.
+    executor: "local", processes of this machine, or "ray", a Ray cluster. journal: finished hand-offs, read first and
+    then added to, by this process whoever works. progress(done, total) counts (cell, seed) pairs. Raises LocalError for
+    another executor, ImportError naming the pip command where Ray is not installed.
     """
+    if executor not in _EXECUTORS:
+        raise LocalError(f"an executor is {' or '.join(_EXECUTORS)}, not {executor!r}")
     table = Table(cells, schemes, seeds)
     if journal is not None and journal.exists():
         _read_journal(journal, table)
@@ -228,7 +249,7 @@ def run_sweep(
         return table
     file = None if journal is None else _append_to(journal)
     try:
-        for (cell, seed, missing), outcomes in _results(tasks, jobs):
+        for (cell, seed, missing), outcomes in _EXECUTORS[executor](_work, tasks, jobs):
             for scheme, outcome in zip(missing, outcomes, strict=True):
                 table.add(cell, scheme, seed, outcome)
                 if file is not None:
@@ -242,15 +263,3 @@ def run_sweep(
         if file is not None:
             file.close()
     return table
-
-
-def _results(tasks: Sequence[_Task], jobs: int) -> Iterable[tuple[_Task, list[Outcome]]]:
-    if jobs == 1:
-        yield from map(_work, tasks)
-        return
-    # A process keeps its peak of memory for ever: one for each large hand-off.
-    large = any(cell.slots > 500_000 for cell, _, _ in tasks)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, maxtasksperchild=1 if large else None) as pool:
-        chunk = 1 if large else max(1, min(8, len(tasks) // (8 * jobs)))
-        yield from pool.imap_unordered(_work, tasks, chunksize=chunk)
