@@ -102,15 +102,15 @@ def play_cell(cell: Cell, seed: int, schemes: Sequence[Scheme]) -> list[Outcome]
     drawn, settings = hand_off(cell, seed), cell.settings(seed)
     bound = oracle(drawn.losses, drawn.unit_packets, drawn.utility)
     memory, outcomes = PeakMemory(), []
-    worlds = {
-        order: make_scenario(*_ordered(drawn, order), drawn.losses, settings)
-        for order in {scheme.order for scheme in schemes}
-    }
+    order, world = "", None
     for scheme in schemes:
+        if world is None or scheme.order != order:
+            world = None  # one at a time
+            order, world = scheme.order, make_scenario(*_ordered(drawn, scheme.order), drawn.losses, settings)
         memory.restart()
         lanes = Lanes(1)
         begun = time.process_time()
-        reset(lanes, 0, worlds[scheme.order], settings, policy_of(scheme, cell.budget))
+        reset(lanes, 0, world, settings, policy_of(scheme, cell.budget))
         lanes.finish()
         spent = time.process_time() - begun
         peak_mb = memory.peak_mb()
