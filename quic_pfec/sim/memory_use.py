@@ -1,7 +1,8 @@
 """How much memory a stretch of work takes at its peak, told apart from all that the process did before.
 
 A process's own maximum (getrusage) never falls: after one large hand-off it says the same of every small one. Linux can
-be asked to forget it (/proc/self/clear_refs); where it cannot, no figure is given rather than a wrong one.
+be asked to forget it (/proc/self/clear_refs); where it cannot, no figure is given rather than a wrong one. What the
+allocator kept or touches anew moves a figure by some MiB.
 """
 
 from __future__ import annotations
