@@ -35,6 +35,7 @@ from quic_pfec.wire.manifest import MISSING_MODES, MODEL_UNSTATED, QUANTISED
 
 Order = Literal["utility", "prefix", "fifo"]
 Missing = Literal["mask", "zero", "recompute"]
+Late = Literal["drop", "patch"]
 
 REPORT_PTOS = 3  # probe timeouts after the deadline that the receiver's report is waited for
 REPORT_SLACK_S = 0.25
@@ -165,6 +166,7 @@ class KVText:
                     self.finish_reason = message.reason
                     if self._report is not None:
                         self._report.finish_reason = message.reason
+                        self._report.patched_before = message.patched
                 case messages.Failed():
                     raise HandoffRefused(message.code, message.reason)
                 case _:
@@ -236,7 +238,11 @@ async def connect(
         configuration=config,
         make_protocol=lambda quic: PfecProtocol(quic, handler=handler, token=token or ""),
         # Who takes no hand-offs announces so, and keeps no memory for any.
-        options={"limits": limits if handler else replace(limits, max_transfers=0), "enabled": extension},
+        options={
+            "limits": limits if handler else replace(limits, max_transfers=0),
+            "enabled": extension,
+            "late": handler is not None and handler.takes_late,
+        },
         congestion=congestion,
         timeout_s=timeout_s,
     ) as protocol:
@@ -350,7 +356,7 @@ async def send_kv(
     repair_budget: float | None = None,
     wire_dtype: str | None = None,
     missing: Missing = "mask",
-    late: Literal["drop"] = "drop",
+    late: Late = "drop",
     base: int = 0,
     then: Generate | None = None,
 ) -> KVReport:
@@ -363,7 +369,9 @@ async def send_kv(
     `schedule.policies.POLICY_NAMES`; "paper-deficit" is the paper's design with its deficit heuristic in the place of
     the learned policy. repair_budget: repairs plus resends allowed as a share of the symbols, None = no limit. missing:
     what the receiver does about holes; "recompute" computes those rows from `tokens` where that fits the receiver's
-    time, else it masks (`KVReport.missing_used`). late: what becomes of what arrives after the freeze: it is dropped.
+    time, else it masks (`KVReport.missing_used`). late: what becomes of what arrives after the freeze: it is
+    dropped, or "patch": we go on sending, and the receiver patches whole units into the cache while it generates, if it
+    knows how (`KVReport.late`, `KVReport.patched`); needs `then`, and holes, so not missing="recompute".
     base: handle of an earlier hand-off that holds the tokens before this one's first. then: what to generate, at the
     freeze, without another trip.
 
@@ -387,13 +395,17 @@ async def send_kv(
     check_scheduler(scheduler)
     if missing not in MISSING_MODES:
         raise LocalError(f"missing must be one of {', '.join(MISSING_MODES)}, not {missing!r}")
-    if late != "drop":
-        raise LocalError(f"late must be 'drop', not {late!r}: what comes after the freeze is not used in this release")
+    if late not in ("drop", "patch"):
+        raise LocalError(f"late must be 'drop' or 'patch', not {late!r}")
     if repair_budget is not None and number("repair_budget", repair_budget, "a share of the symbols, such as 0.1") < 0:
         raise LocalError(f"repair_budget is a share of the symbols and cannot be negative: {repair_budget}")
     integer("base", base, 0, (1 << 62) - 1, "the handle of an earlier hand-off, KVReport.handle,")
     if then is not None and not isinstance(then, Generate):
         raise LocalError(f"then is a quic_pfec.Generate(prompt, ...), not {described(then)}")
+    if late == "patch" and missing == "recompute":
+        raise LocalError("late='patch' fills holes while it generates, missing='recompute' before: choose one of them")
+    if late == "patch" and (then is None or not then.max_new_tokens):
+        raise LocalError("late='patch' is of use while the receiver generates: give then=Generate(...) with new tokens")
     kv = cache
     if isinstance(kv, PreparedKV):
         belated = {"tokens": tokens, "profile": profile, "wire_dtype": wire_dtype}
@@ -409,7 +421,7 @@ async def send_kv(
         kv = _prepare(cache, tokens, profile, None, order, choice)
     if missing == "recompute" and kv.tokens is None:
         raise LocalError("missing='recompute' needs the token ids: give tokens=... (to prepare, for a prepared cache)")
-    options = SendOptions(deadline_s, scheduler, repair_budget, missing, base)
+    options = SendOptions(deadline_s, scheduler, repair_budget, missing, base, late=late == "patch")
     request = None if then is None else then.message()
     outgoing = Outgoing(conn.protocol, kv, options, request)
     outgoing.started_s = called_s
@@ -423,7 +435,7 @@ async def send_kv(
     except asyncio.CancelledError:
         outgoing.cancel()
         raise
-    outgoing.end_sending()
+    outgoing.end_on_time()
     answer = _report(conn, outgoing, report)
     outgoing.release()
     return answer
@@ -445,13 +457,14 @@ def _report(conn: Connection, outgoing: Outgoing, report: messages.Report | None
         encoder, _ = kv.symbols(outgoing.symbol_size)
         digest = symbols_digest(recovered.tolist(), encoder.symbol)
         verified = len(recovered) == 0 or digest == report.recovered_digest
-    stats = sender.stats if sender is not None else None
+    stats = sender.on_time if sender is not None else None
     answer = KVReport(
         handle=outgoing.accepted.handle if outgoing.accepted is not None else 0,
         confirmed=report is not None,
         extension="on" if sender is not None else "off",
         scheduler=options.scheduler if sender is not None else "stream",
         missing=options.missing,
+        late="patch" if outgoing.late_s else "drop",
         wire_dtype=layout.wire_dtype,
         j_block=result.j_block,
         j_frac=result.j_frac,
@@ -492,7 +505,7 @@ def _limited_by(conn: Connection, outgoing: Outgoing, complete: bool) -> Limited
         return "nothing"
     if sender is None:
         return "deadline" if quic.has_own_pacer else "congestion_control"
-    stats = sender.stats
+    stats = sender.on_time
     if stats.slots_credit > stats.source:
         return "credit"
     packets = stats.source + stats.repair + stats.resent + stats.manifests

@@ -49,7 +49,9 @@ class KVReport:
     started_clock_s, first_packet_clock_s: our monotonic clock. frozen_clock_s, decode_clock_s: the receiver's own
     monotonic clock, comparable with ours only on one host. missing: what was asked for about holes. missing_used: what
     was done, known once decoding began: "mask" in the place of "recompute" where the receiver had no time for it.
-    wire_dtype: what the cache travelled as.
+    wire_dtype: what the cache travelled as. late: what becomes of units after the freeze: "patch" where that was asked
+    for and the peer knows it. patched_before: (step, units) patched in before that pass of the model, counted from the
+    one over the prompt; None until the text has ended, and where the receiver granted no late repair.
     congestion_control: the controller that ran; loss_threshold: the share of losses in a round trip that `bbr` bore,
     0.02 as in its draft unless the path was declared lossy.
     """
@@ -79,6 +81,8 @@ class KVReport:
     missing: str = "mask"
     wire_dtype: str = ""
     missing_used: str | None = None
+    late: Literal["drop", "patch"] = "drop"
+    patched_before: tuple[tuple[int, int], ...] | None = None
     scores: tuple[int, ...] = ()
     finish_reason: str = ""
     congestion_control: str = ""
@@ -89,6 +93,11 @@ class KVReport:
     def hint(self) -> str:
         """One line on what held the hand-off back."""
         return HINTS[self.limited_by]
+
+    @property
+    def patched(self) -> int | None:
+        """Units that late repair brought into the cache; None as `patched_before`."""
+        return None if self.patched_before is None else sum(units for _, units in self.patched_before)
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""
@@ -119,6 +128,9 @@ class KVReport:
             "decode_started_s": self.decode_started_s,
             "missing": self.missing,
             "missing_used": self.missing_used,
+            "late": self.late,
+            "patched": self.patched,
+            "patched_before": self.patched_before,
             "wire_dtype": self.wire_dtype,
             "limited_by": self.limited_by,
             "congestion_control": self.congestion_control,

@@ -30,6 +30,8 @@ OnKV = Callable[[ReceivedKV], Any | Awaitable[Any]]
 class CallbackHandler:
     """Gives every hand-off to a function, which may be a coroutine function. See `quic.incoming.Handler`."""
 
+    takes_late = False
+
     def __init__(self, on_kv: OnKV, *, token: str | None = None, admissions: Admissions | None = None) -> None:
         self.token = token
         self.admissions = admissions or Admissions()
@@ -120,7 +122,7 @@ async def serve(
         port,
         configuration=config,
         make_protocol=lambda quic: PfecProtocol(quic, handler=chosen, journal=journal),
-        options={"limits": limits, "enabled": extension, "early": early},
+        options={"limits": limits, "enabled": extension, "early": early, "late": chosen.takes_late},
         congestion=congestion,
         max_connections=max_connections,
         retry=retry,

@@ -79,6 +79,12 @@ def send_command(
         ),
     ] = "bf16",
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
+    late: Annotated[
+        str,
+        typer.Option(
+            help="What comes after the deadline: drop, or patch it into the cache while the text is generated."
+        ),
+    ] = "drop",
     repair_budget: Annotated[
         float | None,
         typer.Option(min=0, help="Repairs and resends allowed, a share of the packets. Default: no limit."),
@@ -114,6 +120,10 @@ def send_command(
         fail(f"--order is utility, prefix or fifo, not {order!r}")
     if missing not in ("mask", "zero", "recompute"):
         fail(f"--missing is mask, zero or recompute, not {missing!r}")
+    if late not in ("drop", "patch"):
+        fail(f"--late is drop or patch, not {late!r}")
+    if late == "patch" and (missing == "recompute" or not max_new_tokens):
+        fail("--late patch fills holes while tokens are generated: not with --missing recompute or --max-new-tokens 0")
     from quic_pfec.wire.manifest import WIRE_DTYPES
 
     if wire_dtype not in WIRE_DTYPES:
@@ -186,7 +196,7 @@ def send_command(
         async with connection() as conn:
             report = await send_kv(
                 conn, kv, deadline, scheduler=scheduler, repair_budget=repair_budget,
-                missing=missing, then=request if max_new_tokens else None,  # type: ignore[arg-type]
+                missing=missing, late=late, then=request if max_new_tokens else None,  # type: ignore[arg-type]
             )  # fmt: skip
             parts = []
             async for part in report.text:
@@ -252,6 +262,9 @@ def summary(report: KVReport) -> list[str]:
     ]
     if report.missing_used not in (None, report.missing):
         lines.append(f"holes    {report.missing_used}: the receiver had no time to {report.missing}")
+    if report.patched is not None:
+        last = max((step for step, _ in report.patched_before or ()), default=0)
+        lines.append(f"late     {report.patched} blocks patched in, the last before pass {last} of the model")
     if report.extension == "on":
         lines.insert(
             1,

@@ -120,6 +120,12 @@ class _PartialLayer:
         holes = (~valid).flatten(0, 1).any(dim=0).nonzero()
         self.first_whole = int(holes[-1]) + 1 if holes.numel() else 0
 
+    def fill(self, start: int, stop: int) -> None:
+        """Rows `start .. stop`, absolute positions, are there now, for all heads. Copies of this layer keep theirs."""
+        valid = self.valid.clone()
+        valid[..., start:stop] = True
+        self._set_valid(valid)
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         keys, values = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[misc]
         total = int(self.get_seq_length())  # type: ignore[attr-defined]

@@ -275,7 +275,7 @@ def make_frame(arrays: KVArrays, config: Any, *, dtype: torch.dtype | str, devic
     if len(cache.layers) != len(arrays.layers):
         raise ValueError(f"the model has {len(cache.layers)} layers, the received cache {len(arrays.layers)}")
     rows = [
-        tuple(_from_bits(raw, arrays.dtype).to(device=device, dtype=target)[None] for raw in pair)
+        tuple(from_bits(raw, arrays.dtype).to(device=device, dtype=target)[None] for raw in pair)
         for pair in arrays.layers
     ]
     return Frame(cache, tuple(cache.layers), tuple((keys, values) for keys, values in rows))
@@ -448,7 +448,8 @@ def _to_bits(tensor: Tensor, dtype: str) -> npt.NDArray[Any]:
     return bits
 
 
-def _from_bits(bits: npt.NDArray[Any], dtype: str) -> Tensor:
+def from_bits(bits: npt.NDArray[Any], dtype: str) -> Tensor:
+    """Raw bits of `dtype`, uint16 or uint32 of any shape, as a tensor; memory that is contiguous is shared."""
     # Signed views, because not every torch has unsigned ones; writable, because torch warns of memory that is not.
     writable = np.require(bits, requirements=["C", "W"])
     signed = writable.view(np.int16 if writable.itemsize == 2 else np.int32)

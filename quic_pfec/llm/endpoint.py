@@ -33,6 +33,8 @@ from quic_pfec.kv.hf import (
     rebuildable,
     to_cache,
 )
+from quic_pfec.kv.late import LateUnits
+from quic_pfec.kv.patch import Patcher
 from quic_pfec.kv.prepared import hash_tokens
 from quic_pfec.kv.profile import builtin
 from quic_pfec.kv.received import ReceivedKV
@@ -69,10 +71,13 @@ class LLMHandler:
     require_fingerprint: refuse a cache whose sender did not say which model it is of. recompute_budget_s: how long
     after the deadline decoding may begin where the sender asks for "recompute" (0 = never: such holes are masked); None
     = as long as its deadline had granted the hand-off. on_received: called in a worker thread with each hand-off at its
-    freeze, for tools; holes may be filled in the memory of its arrays later.
+    freeze, for tools; holes may be filled in the memory of its arrays later. Where late repair is granted, units that
+    come while it decodes are patched into the cache it decodes from, which is also what it keeps.
 
     Raises ValueError naming the layer for a model whose cache cannot be rebuilt from rows (linear attention, Mamba).
     """
+
+    takes_late = True
 
     def __init__(
         self,
@@ -252,7 +257,8 @@ class LLMHandler:
         if self._on_received is not None:
             self._on_received(received)
         if request is not None:
-            self._decode(conversation, request, reply, received.frozen_s, received.handle, prompt)
+            first = received.manifest.first_token
+            self._decode(conversation, request, reply, received.frozen_s, received.handle, prompt, freeze.late, first)
 
     def _fill(
         self, freeze: Freeze, before: Conversation | None, rebuilt: Rebuilt, reply: _ThreadReply
@@ -277,6 +283,8 @@ class LLMHandler:
         frozen_s: float,
         handle: int,
         prompt: list[int] | None = None,
+        late: LateUnits | None = None,
+        first_token: int = 0,
     ) -> None:
         model = self.model
         prompt = self.prompt_of(request) if prompt is None else prompt
@@ -289,12 +297,16 @@ class LLMHandler:
         reply.decoding(frozen_s, time.monotonic(), conversation.missing_used)
         if request.score_tokens:
             reply.scores(tuple(score(model, conversation.cache, prompt, request.score_tokens)))
-        count, reason = 0, "length"
+        count, reason, patched = 0, "length", None
         if request.max_new_tokens:
             cache = fork(conversation.cache)
             stream = TextStream(model)
             reason = "stop"
-            for token in greedy(model, cache, prompt, request.max_new_tokens):
+            patcher = None
+            if late is not None:
+                patcher = Patcher(late, cache, first_token=first_token, shared=conversation.cache)
+            step = None if patcher is None else patcher.step
+            for token in greedy(model, cache, prompt, request.max_new_tokens, before_step=step):
                 if reply.cancelled:
                     return
                 reply.text(stream.push(token), token, count)
@@ -304,9 +316,12 @@ class LLMHandler:
                 reply.text(rest, -1, count)
             if count == request.max_new_tokens:
                 reason = "length"
+            if patcher is not None:
+                patcher.step()  # what came during the last pass is for later turns
+                patched = patcher.patched
             grown = replace(conversation, cache=cache, tokens=length(cache), tokens_hash=b"")
             self.handles.put(handle, grown, _nbytes(cache), time.monotonic())
-        reply.done(reason, count)
+        reply.done(reason, count, patched)
 
 
 class _StandBy:
@@ -377,8 +392,8 @@ class _ThreadReply:
     def scores(self, predictions: tuple[int, ...]) -> None:
         self._loop.call_soon_threadsafe(self._reply.scores, predictions)
 
-    def done(self, reason: str, tokens: int) -> None:
-        self._loop.call_soon_threadsafe(self._reply.done, reason, tokens)
+    def done(self, reason: str, tokens: int, patched: tuple[tuple[int, int], ...] | None) -> None:
+        self._loop.call_soon_threadsafe(self._reply.done, reason, tokens, patched)
 
 
 def _named(fingerprint: str) -> str:

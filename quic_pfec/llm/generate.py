@@ -74,19 +74,28 @@ def logits(m: LoadedModel, cache: Any, token_ids: Sequence[int], *, keep: int) -
 
 
 def greedy(
-    m: LoadedModel, cache: Any, input_ids: Sequence[int], max_new_tokens: int, stop: Collection[int] = ()
+    m: LoadedModel,
+    cache: Any,
+    input_ids: Sequence[int],
+    max_new_tokens: int,
+    stop: Collection[int] = (),
+    *,
+    before_step: Callable[[], None] | None = None,
 ) -> Iterator[int]:
     """Yield the most likely continuation of `cache` followed by `input_ids`, token by token, as it is computed.
 
     `input_ids` needs at least one token (the cache holds rows, not the logits behind the last of them). Ends after
     `max_new_tokens`, or before a token of `stop` or the model's end of sequence, which is not yielded. `cache` grows by
-    `input_ids` and every yielded token but the last: give a `kv.hf.fork` to keep it. Raises ValueError for empty input.
+    `input_ids` and every yielded token but the last: give a `kv.hf.fork` to keep it. before_step: called before each
+    pass of the model; it may change rows of `cache`. Raises ValueError for empty input.
     """
     if not input_ids:
         raise ValueError("a continuation needs at least one prompt token behind the cache")
     ends = m.eos_ids.union(stop)
     step = list(input_ids)
     for _ in range(max_new_tokens):
+        if before_step is not None:
+            before_step()
         token = int(logits(m, cache, step, keep=1)[0].argmax())
         if token in ends:
             return

@@ -15,8 +15,9 @@ from aioquic.quic.events import QuicEvent
 
 from quic_pfec.quic.extension import FrameRun, OutFrame, Symbol
 from quic_pfec.quic.fast_receive import FastReceiveConnection
+from quic_pfec.transfer.late import LateReceiver
 from quic_pfec.transfer.ledger import LossEstimate
-from quic_pfec.transfer.receiver import Event, Receiver
+from quic_pfec.transfer.receiver import Event
 from quic_pfec.transfer.sender import FrameKind, Path, Sender
 from quic_pfec.wire import frames, varint
 from quic_pfec.wire.errors import ErrorCode, PeerError
@@ -88,18 +89,25 @@ class PfecConnection(FastReceiveConnection):
     """See the module text. Options at construction: those of `setup`."""
 
     def setup(
-        self, limits: Limits | None = None, *, enabled: bool = True, early: EarlyBudget | None = None, **options: Any
+        self,
+        limits: Limits | None = None,
+        *,
+        enabled: bool = True,
+        early: EarlyBudget | None = None,
+        late: bool = False,
+        **options: Any,
     ) -> None:
-        """`enabled=False` announces nothing: hand-offs then go over plain streams."""
+        """`enabled=False` announces nothing: hand-offs then go over plain streams. `late`: announce late repair."""
         super().setup(**options)
         limits = limits or Limits()
         self.limits = limits
         self.extension: PfecParameter | None = None
         self.extension_stats = ExtensionStats()
         self.senders: dict[int, Sender] = {}
-        self.receivers: dict[int, Receiver] = {}
+        self.receivers: dict[int, LateReceiver] = {}
         self.loss_history = LossEstimate()
         self._enabled = enabled
+        self._late = late and limits.max_late_us > 0
         self._early = early or EarlyBudget(limits)
         self._early_held: set[int] = set()
         self._closed: set[int] = set()
@@ -112,7 +120,7 @@ class PfecConnection(FastReceiveConnection):
     def local_parameter(self) -> tuple[int, bytes] | None:
         if not self._enabled:
             return None
-        return PARAMETER_ID, PfecParameter.from_limits(self.limits).serialize()
+        return PARAMETER_ID, PfecParameter.from_limits(self.limits, late=self._late).serialize()
 
     def peer_parameter(self, value: bytes | None) -> bool:
         announced = None if value is None or not self._enabled else parse_parameter(value)
@@ -171,7 +179,7 @@ class PfecConnection(FastReceiveConnection):
         self._early_held.discard(transfer_id)
         self._early.give_back(self, transfer_id)
 
-    def open_receiver(self, transfer_id: int, now: float, *, early: bool = True) -> Receiver | None:
+    def open_receiver(self, transfer_id: int, now: float, *, early: bool = True) -> LateReceiver | None:
         """The receiver of `transfer_id`, made if need be; None if it is closed or there is no room (dropped, counted).
 
         early: nobody has vouched for it yet, so it counts against the limits on early symbols.
@@ -195,7 +203,7 @@ class PfecConnection(FastReceiveConnection):
             self.extension_stats.dropped_busy += 1
             self._turned_away.add(transfer_id)
             return None
-        receiver = Receiver(transfer_id, self.limits, now)
+        receiver = LateReceiver(transfer_id, self.limits, now)
         receiver.rtt_s = self.rtt_s
         self.receivers[transfer_id] = receiver
         return receiver
@@ -307,7 +315,8 @@ class PfecConnection(FastReceiveConnection):
     def _by_deadline(self) -> list[Sender]:
         if len(self.senders) == 1:
             return list(self.senders.values())
-        return sorted(self.senders.values(), key=lambda sender: sender.deadline_s)
+        # Late repair yields to every hand-off that can still be in time.
+        return sorted(self.senders.values(), key=lambda sender: (sender.is_late, sender.deadline_s))
 
     def path(self, symbol_size: int) -> Path:
         """Round-trip time, and the time a packet with one such symbol takes at the controller's present rate."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quic_pfec.kv.assemble import Assembler
+from quic_pfec.kv.late import LateUnits
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, Refusal
@@ -34,7 +35,8 @@ class Freeze:
     """The hand-off as it stood when it froze. `finish` turns it into a cache; it may run in a worker thread.
 
     frozen_s, deadline_s: `time.monotonic()`. granted_s: how long it had from admission to deadline. tokens: ids of the
-    whole context, uint32 [first_token + tokens]; only where the manifest says "recompute".
+    whole context, uint32 [first_token + tokens]; only where the manifest says "recompute". late: units that complete
+    after the freeze, where late repair was granted; they are not part of what `finish` gives.
     """
 
     manifest: Manifest
@@ -45,6 +47,7 @@ class Freeze:
     assembler: Assembler
     partial: list[tuple[int, bytes, list[tuple[int, int]]]]
     tokens: NDArray[np.uint32] | None = None
+    late: LateUnits | None = None
 
     def finish(self) -> ReceivedKV:
         """Files what came of incomplete units and ends the assembly. Call it once."""
@@ -69,9 +72,11 @@ class StandBy(Protocol):
 
 
 class Handler(Protocol):
-    """What an endpoint does with hand-offs. `token`: what a sender must present, None = nothing."""
+    """What an endpoint does with hand-offs. `token`: what a sender must present, None = nothing. `takes_late`: whether
+    it patches units into a cache that it decodes from (late repair, docs/wire.md section 8)."""
 
     token: str | None
+    takes_late: bool
 
     def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
         """Lets a hand-off in, reserving its memory. Raises Refusal."""
@@ -112,9 +117,10 @@ class Reply:
     def scores(self, predictions: tuple[int, ...]) -> None:
         self._send(messages.Scores(predictions))
 
-    def done(self, reason: str, tokens: int) -> None:
+    def done(self, reason: str, tokens: int, patched: tuple[tuple[int, int], ...] | None = None) -> None:
+        """`patched`: what late repair did, see `kv.patch.Patcher`; None where it was not granted."""
         self.generated = tokens
-        self._send(messages.Done(reason, tokens))
+        self._send(messages.Done(reason, tokens, patched))
 
     def failed(self, code: AppCode, reason: str) -> None:
         self.failure = str(Refusal(code, reason))

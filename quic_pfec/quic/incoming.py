@@ -19,6 +19,9 @@ from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.prepared import hash_tokens
 from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
 from quic_pfec.quic.journal import Entry
+from quic_pfec.quic.late import LateRepair
+from quic_pfec.transfer.events import LateOver
+from quic_pfec.transfer.late import LateReceiver
 from quic_pfec.transfer.receiver import Event, Frozen, ManifestReceived, Receiver, ReceiverStats
 from quic_pfec.transfer.report import to_bitmap
 from quic_pfec.wire import messages
@@ -62,6 +65,7 @@ class Incoming:
         self._frozen = False
         self._over = False
         self._task: asyncio.Task[None] | None = None
+        self._late = LateRepair(protocol)
         self._reply = Reply(self._send)
         self._reserved_bytes = 0
         self._began_s = time.monotonic()
@@ -118,6 +122,8 @@ class Incoming:
             self._on_manifest(event.data)
         elif isinstance(event, Frozen):
             self._on_frozen()
+        elif isinstance(event, LateOver):
+            self._late.close()
 
     def _on_message(self, message: messages.Message) -> None:
         if self._over:
@@ -181,8 +187,8 @@ class Incoming:
             self._manifest = decode_manifest(data, self._protocol.limits)
         self._try_admit()
 
-    def _receiver(self) -> Receiver | None:
-        receivers: dict[int, Receiver] = self._protocol.quic.receivers
+    def _receiver(self) -> LateReceiver | None:
+        receivers: dict[int, LateReceiver] = self._protocol.quic.receivers
         return receivers.get(self.transfer_id)
 
     def _try_admit(self) -> None:
@@ -211,6 +217,8 @@ class Incoming:
                 )
             if self._recomputes and not manifest.tokens_hash:
                 raise Refusal(AppCode.UNSUPPORTED, "missing=recompute needs the token ids and their hash")
+            if self._recomputes and self._opening is not None and self._opening.late_us:
+                raise Refusal(AppCode.UNSUPPORTED, "late repair needs holes: with missing=recompute none are left")
             ids = manifest.first_token + manifest.tokens if self._recomputes else 0
             self._reserve(held_nbytes(manifest) + ids * TOKEN_SIZE)
             self._granted_s = remaining_s
@@ -290,6 +298,9 @@ class Incoming:
             return
         if self._stand_by is None:
             self._stand_by = handler.expect(admission, manifest, self._request)
+        receiver = self._receiver()
+        if receiver is not None and self._opening is not None and handler.takes_late and not self._recomputes:
+            self._late.grant(receiver, self._opening, manifest, self._request)
 
     def _settle(self) -> None:
         """Files incomplete units ahead of the deadline, a few at a time, so that little is left to do at the freeze."""
@@ -329,12 +340,16 @@ class Incoming:
             partial = self._unsettled(receiver, assembler)
         complete = to_bitmap(assembler.complete)
         self._received_s = frozen_s - self._began_s
+        late = self._late.begin(receiver, assembler)
         freeze = Freeze(
-            manifest, admission.handle, frozen_s, deadline_s, self._granted_s, assembler, partial, self._tokens
+            manifest, admission.handle, frozen_s, deadline_s, self._granted_s, assembler, partial, self._tokens, late
         )
         if self._stand_by is not None:  # before the report is written: decoding waits for this alone
             self._stand_by.begin(freeze, self._reply)
         self._report(freeze, None if streamed else receiver, complete)
+        if receiver is not None and late is not None:
+            for event in receiver.go_on(late, now):
+                self.on_event(event)
         self._task = asyncio.ensure_future(self._serve(freeze))
 
     def _report(self, freeze: Freeze, receiver: Receiver | None, complete: bytes) -> None:
@@ -345,7 +360,8 @@ class Incoming:
             known = receiver.known_bitmap()[: (manifest.symbols + 7) // 8]
             recovered, recovered_digest = receiver.recovered_symbols()
             stats, status = receiver.stats, receiver.status
-            receiver.release()
+            if freeze.late is None:
+                receiver.release()
         else:
             status = AckStatus.COMPLETE if bool(assembler.complete.all()) else AckStatus.FROZEN
         self._send(
@@ -454,6 +470,7 @@ class Incoming:
         if self._over:
             return
         self._over = True
+        self._late.close()
         self._reply.cancelled = True
         self._tokens = None
         self._opening_timer.cancel()

@@ -45,7 +45,7 @@ class HandoffRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """How a hand-off is sent; the fields of `send_kv`. deadline_s is on `time.monotonic()`."""
+    """How a hand-off is sent; the fields of `send_kv`. deadline_s: on `time.monotonic()`; late: ask for late repair."""
 
     deadline_s: float
     scheduler: str = "hybrid"
@@ -53,6 +53,7 @@ class SendOptions:
     missing: str = "mask"
     base: int = 0
     degree: int = 48
+    late: bool = False
 
 
 class Request:
@@ -149,6 +150,9 @@ class Outgoing(Request):
         self.units_sent = 0
         self.bytes_sent = 0
         self.blocked_cwnd_before = protocol.quic.blocked_cwnd
+        self.late_s = 0.0
+        """How long after the deadline we go on sending: late repair was asked for, of a peer that knows it."""
+        self._late_timer: asyncio.TimerHandle | None = None
         self._feeding = False
 
     @property
@@ -168,6 +172,8 @@ class Outgoing(Request):
             if self.symbol_size > largest:
                 self.symbol_size = kv.layout.symbol_size(largest - UNIT_HEADER_SIZE)
         manifest = encode_manifest(kv.manifest(self.symbol_size, options.missing, options.base))
+        if options.late and extension is not None and extension.takes_late:
+            self.late_s = quic.limits.max_late_us / 1e6
         if extension is not None:
             encoder, unit_of_sid = kv.symbols(self.symbol_size)
             self.sender = Sender(
@@ -187,10 +193,12 @@ class Outgoing(Request):
                 degree=min(options.degree, extension.max_degree),
                 loss=quic.loss_history,
                 observer=self._protocol.observer,
+                late_s=self.late_s,
             )
         remaining_us = int(max(0.0, options.deadline_s - now - quic.min_rtt_s / 2) * 1e6)
         mode: Literal["symbols", "stream"] = "symbols" if self.sender is not None else "stream"
-        opening: list[messages.Message] = [messages.Open(remaining_us, manifest, mode, self._protocol.token)]
+        late_us = int(self.late_s * 1e6)
+        opening: list[messages.Message] = [messages.Open(remaining_us, manifest, mode, self._protocol.token, late_us)]
         if self.request is not None:
             opening.append(self.request)
         if options.missing == "recompute" and kv.tokens is not None:
@@ -233,13 +241,26 @@ class Outgoing(Request):
                     if len(message.known) > (self.kv.layout.symbols(self.symbol_size) + 7) // 8:
                         raise PeerError(AppCode.MESSAGE_ERROR, "the report knows symbols never sent", application=True)
                     self.report.set_result(message)
+                self.end_on_time()
+            case messages.Done():
                 self.end_sending()
+                super().on_message(message)
             case _:
                 super().on_message(message)
+
+    def end_on_time(self) -> None:
+        """The freeze is over: nothing more of the units leaves but by late repair, until its time is up."""
+        if not self.late_s or self._over or not self.report.done():
+            self.end_sending()
+        elif self._late_timer is None:
+            left_s = self.options.deadline_s + self.late_s - time.monotonic()
+            self._late_timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self.end_sending)
 
     def end_sending(self) -> None:
         """Nothing more of the units leaves."""
         self._feeding = False
+        if self._late_timer is not None:
+            self._late_timer.cancel()
         self._protocol.quic.remove_transfer(self.stream_id)
 
     def release(self) -> None:

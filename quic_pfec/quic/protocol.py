@@ -50,6 +50,8 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
         self.close_reason = ""
         self.admitted_bytes = 0
         """Destinations of the incoming hand-offs that are not over."""
+        self.late_bytes = 0
+        """What is kept after their freeze for late symbols of incoming hand-offs."""
         self._journal = journal or Journal()
         self._incoming: dict[int, Incoming] = {}
         self._outgoing: dict[int, Request] = {}

@@ -150,6 +150,7 @@ cdef extern from "core.h":
     Py_ssize_t core_plan(core *c, double now, size_t room, int64_t bytes_free, planned *out) except? -1
     int core_fate(core *c, size_t token, bint delivered, bint probe)
     void core_feedback(core *c, int64_t deficit, int64_t credit, bint running)
+    void core_extend(core *c, double now, double deadline_s)
     uint64_t core_remaining_us(const core *c, double now)
 
     enum:

@@ -8,9 +8,17 @@ enum { MANIFEST_EVERY = 16, MANIFEST_COPIES = 3 };
 static const uint32_t MANIFEST_IDLE = UINT32_MAX;
 static const double MOST_SLOTS = 9007199254740992.0; /* 2^53 */
 
+static void count_slots(core *c, double now)
+{
+    int64_t slots = core_slots_left(c, now);
+    c->state.slots_total = slots > 1 ? slots : 1;
+    if (c->memory != NULL)
+        features_start(c->memory, c->state.slots_total);
+}
+
 void core_start(core *c, double now)
 {
-    c->heard = c->has_burst = c->has_chosen = false;
+    c->heard = c->late = c->has_burst = c->has_chosen = false;
     c->since_manifest = MANIFEST_EVERY;
     c->manifest_at = MANIFEST_IDLE;
     c->manifest_retry_s = INFINITY;
@@ -18,10 +26,15 @@ void core_start(core *c, double now)
     memset(&c->counters, 0, sizeof c->counters);
     memset(&c->state, 0, sizeof c->state);
     c->state.sources_total = c->book->symbols;
-    int64_t slots = core_slots_left(c, now);
-    c->state.slots_total = slots > 1 ? slots : 1;
-    if (c->memory != NULL)
-        features_start(c->memory, c->state.slots_total);
+    count_slots(c, now);
+}
+
+void core_extend(core *c, double now, double deadline_s)
+{
+    c->deadline_s = deadline_s;
+    c->late = true;
+    c->has_burst = c->has_chosen = false;
+    count_slots(c, now);
 }
 
 int core_set_rule(core *c, const policy *rule)
@@ -150,6 +163,8 @@ static int choose(core *c, double now)
 
 static bool manifest_due(const core *c, double now)
 {
+    if (c->late)
+        return false;
     if (c->manifest_at != MANIFEST_IDLE)
         return true;
     if (!c->heard && (c->since_manifest >= MANIFEST_EVERY || now >= c->manifest_retry_s))

@@ -267,7 +267,7 @@ struct core {
     bool running; /* the receiver is */
     bool ranks;   /* losses are resent by what completes units, whatever the rule says */
     /* Its own. */
-    bool heard, has_burst, has_chosen;
+    bool heard, late, has_burst, has_chosen; /* late: after core_extend() */
     flec flec;
     action burst, chosen;
     int verdict; /* VERDICT_* of what was chosen; set by `decide` too */
@@ -314,6 +314,8 @@ ptrdiff_t core_plan(core *c, double now, size_t room, int64_t bytes_free, planne
 int core_fate(core *c, size_t token, bool delivered, bool probe);
 /* What a PFEC_ACK says besides its ranges, which go to ledger_learn_known(). */
 void core_feedback(core *c, int64_t deficit, int64_t credit, bool running);
+/* The receiver has frozen and takes late symbols: the same rule goes on, by a second deadline; the manifest is over. */
+void core_extend(core *c, double now, double deadline_s);
 uint64_t core_remaining_us(const core *c, double now);
 
 /* ---- frames.c: headers as wire/frames.py writes them (docs/wire.md), frame type included ---- */

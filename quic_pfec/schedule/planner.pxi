@@ -142,6 +142,9 @@ cdef class Planner:
         self.c.reserved_s = reserved_s
         core_changed(&self.c)
 
+    def extend(self, double now, double deadline_s):
+        core_extend(&self.c, now, deadline_s)
+
     @property
     def send_cutoff_s(self):
         return core_cutoff(&self.c)

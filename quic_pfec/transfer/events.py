@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Event", "Frozen", "ManifestReceived", "ReceiverStats", "UnitReceived"]
+__all__ = ["Event", "Frozen", "LateOver", "ManifestReceived", "ReceiverStats", "UnitReceived"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,12 @@ class Frozen:
     complete: bool
 
 
-Event = ManifestReceived | UnitReceived | Frozen
+@dataclass(frozen=True, slots=True)
+class LateOver:
+    """A frozen transfer takes no more symbols: its time is up, or everything is known. Its arena is free."""
+
+
+Event = ManifestReceived | UnitReceived | Frozen | LateOver
 
 
 @dataclass(slots=True)

@@ -1,11 +1,28 @@
-"""The manifest put together from fragments of any of its copies, which must all be equal (docs/wire.md §6)."""
+"""What frames bring, in the form the receiver works with.
+
+Symbols as the codec takes them, and the manifest put together from fragments of any of its copies, which must all be
+equal (docs/wire.md §6).
+"""
 
 from __future__ import annotations
 
-from quic_pfec.wire.errors import AppCode, PeerError
-from quic_pfec.wire.frames import ManifestFrame
+from typing import Any
 
-__all__ = ["ManifestPieces"]
+from quic_pfec.wire.errors import AppCode, PeerError
+from quic_pfec.wire.frames import ManifestFrame, SourceFrame
+
+__all__ = ["ManifestPieces", "as_packet"]
+
+
+def as_packet(frame: Any) -> tuple[Any, ...]:
+    """A SourceFrame or RepairFrame as the codec takes it; see `Receiver.receive_symbols`."""
+    if isinstance(frame, SourceFrame):
+        return frame.sid, frame.symbol
+    header = frame.header
+    return (
+        header.transfer_id, header.repair_number, header.first_sid, header.degree, header.head_span, header.head,
+        header.tail_offset, header.tail_span, frame.symbol,
+    )  # fmt: skip
 
 
 class ManifestPieces:

@@ -103,6 +103,7 @@ class Planner:
         self._credit = credit
         self._budget = budget
         self._running = True
+        self._late = False
         self._ranked = False
         self._repair_number = 0
         self._policy: Policy
@@ -186,6 +187,16 @@ class Planner:
         self._reserved_s = reserved_s
         self._chosen = None
 
+    def extend(self, now: float, deadline_s: float) -> None:
+        """The receiver has frozen and takes late symbols: the same rule goes on, by a second deadline.
+
+        The manifest is over: nobody who has not heard of the transfer by then could use it (docs/wire.md §8).
+        """
+        self._deadline_s = deadline_s
+        self._late = True
+        self._burst = self._chosen = None
+        self._state.slots_total = max(1, self._slots_left(now))
+
     @property
     def send_cutoff_s(self) -> float:
         return self._deadline_s - self._min_rtt_s / 2
@@ -262,6 +273,8 @@ class Planner:
         return action
 
     def _manifest_due(self, now: float) -> bool:
+        if self._late:
+            return False
         if self._manifest_queue:
             return True
         if not self._heard and (self._since_manifest >= MANIFEST_EVERY or now >= self._manifest_retry_s):

@@ -23,7 +23,7 @@ from quic_pfec.fec.codec import (
     SourceOutcome,
 )
 from quic_pfec.transfer.events import Event, Frozen, ManifestReceived, ReceiverStats, UnitReceived
-from quic_pfec.transfer.pieces import ManifestPieces
+from quic_pfec.transfer.pieces import ManifestPieces, as_packet
 from quic_pfec.transfer.report import symbols_digest, to_bitmap
 from quic_pfec.transfer.units import FragmentTaken, UnitSink, UnitTable
 from quic_pfec.wire.errors import AppCode, ErrorCode, PeerError
@@ -70,6 +70,7 @@ class Receiver:
         self._recovered: list[int] = []
         self._shown = 0  # units shown to the sink
         self._final: tuple[int, int, int, tuple[tuple[int, int], ...]] | None = None
+        self.takes_late = False  # see transfer.late
 
     # deadline
 
@@ -93,20 +94,24 @@ class Receiver:
             self._take(list(packets), events)
             self._settle(now, events)
         else:
-            self.stats.late += len(packets)  # row 27: never an error
-            self.stats.repairs_late += sum(len(packet) != 2 for packet in packets)
+            self._come_late(packets, now, events)
         return events
+
+    def _come_late(self, packets: Sequence[tuple[Any, ...]], now: float, events: list[Event]) -> None:
+        self.stats.late += len(packets)  # row 27: never an error
+        self.stats.repairs_late += sum(len(packet) != 2 for packet in packets)
 
     def receive_batch(self, frames: Sequence[SourceFrame | RepairFrame | ManifestFrame], now: float) -> list[Event]:
         """`receive_symbols` for parsed frames, those of the manifest among them."""
         events: list[Event] = []
         if not self._open(now, events):
-            self.stats.late += len(frames)
-            self.stats.repairs_late += sum(isinstance(frame, RepairFrame) for frame in frames)
+            symbols = [as_packet(frame) for frame in frames if not isinstance(frame, ManifestFrame)]
+            self.stats.late += len(frames) - len(symbols)
+            self._come_late(symbols, now, events)
             return events
         for is_manifest, group in groupby(frames, lambda frame: isinstance(frame, ManifestFrame)):
             if not is_manifest:
-                self._take([_packet(frame) for frame in group], events)
+                self._take([as_packet(frame) for frame in group], events)
                 continue
             for frame in group:
                 self._on_manifest(frame, now, events)  # type: ignore[arg-type]
@@ -411,7 +416,7 @@ class Receiver:
             return last_s + FEEDBACK_MIN_S
         if self._final_left:
             return last_s + max(FEEDBACK_MIN_S, self.rtt_s / 4)
-        if self.status is not AckStatus.RUNNING:
+        if self.status is not AckStatus.RUNNING and not self.takes_late:
             return None
         if self._urgent:
             return last_s + FEEDBACK_MIN_S
@@ -435,7 +440,6 @@ class Receiver:
     def feedback(self, now: float) -> PfecAckFrame:
         """The PFEC_ACK to send now: what is known, what is missing, what is allowed."""
         next_sid, seen_span, deficit, ranges = self._final or self._knowledge()
-        remaining_s = 0.0 if self.deadline_s is None else max(0.0, self.deadline_s - now)
         frame = PfecAckFrame(
             transfer_id=self.transfer_id,
             sequence=self._sequence,
@@ -444,7 +448,7 @@ class Receiver:
             seen_span=seen_span,
             deficit=deficit,
             credit=self._credit if self._symbols is None else max(self._credit, self._symbols),
-            remaining_us=int(remaining_s * 1e6),
+            remaining_us=int(self._remaining_s(now) * 1e6),
             ack_delay_us=int(max(0.0, now - self._newest_s) * 1e6),
             ranges=ranges,
         )
@@ -454,6 +458,9 @@ class Receiver:
         self._final_left = max(0, self._final_left - 1)
         self.stats.feedback += 1
         return frame
+
+    def _remaining_s(self, now: float) -> float:
+        return 0.0 if self.deadline_s is None else max(0.0, self.deadline_s - now)
 
     # the result
 
@@ -486,14 +493,3 @@ class Receiver:
         """Frees the arena: nothing of this transfer is kept but what the last feedback says."""
         self._final = self._final or self._knowledge()
         self._decoder = self._intake = self.units = self._sink = None
-
-
-def _packet(frame: Any) -> tuple[Any, ...]:
-    """A SourceFrame or RepairFrame as the codec takes it."""
-    if isinstance(frame, SourceFrame):
-        return frame.sid, frame.symbol
-    header = frame.header
-    return (
-        header.transfer_id, header.repair_number, header.first_sid, header.degree, header.head_span, header.head,
-        header.tail_offset, header.tail_span, frame.symbol,
-    )  # fmt: skip

@@ -142,6 +142,8 @@ class Sender:
     policy: compiled, as `make_policy` gives it, or any object of the protocol; that one is called at every decision,
     and told of packets and fates if it is a `schedule.flec.Listener`. Losses are resent by utility, or in the order of
     sending if it has a true `oldest_first`.
+    late_s: late repair was asked for (docs/wire.md §8): from the cut-off on, the same policy goes on by a second
+    deadline, so long after the first, under the same budget. It ends earlier when a PFEC_ACK says so.
 
     Raises LocalError on an empty transfer or manifest, a budget that is no share or a degree out of range.
     """
@@ -169,6 +171,7 @@ class Sender:
         degree: int = 48,
         loss: LossEstimate | None = None,
         observer: Callable[[TraceRow], None] | None = None,
+        late_s: float = 0.0,
     ) -> None:
         symbols = encoder.count
         if symbols == 0 or len(unit_of_sid) != symbols:
@@ -191,6 +194,8 @@ class Sender:
         self._initial_credit = credit
         self._observer = observer
         self._path = path
+        self._late_s = late_s
+        self._first: tuple[SenderStats, int] | None = None  # stats and slots of the time before the deadline
         self._feedback = 0
         self._feedback_ignored = 0
         self._feedback_sequence = -1
@@ -245,6 +250,11 @@ class Sender:
         )  # fmt: skip
 
     @property
+    def on_time(self) -> SenderStats:
+        """The counters as they were when late repair began; as they are now, if it has not."""
+        return self.stats if self._first is None else self._first[0]
+
+    @property
     def flec(self) -> FlecCounters | None:
         """What a policy of `schedule.flec` goes by, now; None under any other policy."""
         counters = self._planner.flec
@@ -265,12 +275,31 @@ class Sender:
 
     @property
     def slots_total(self) -> int:
-        return self._planner.slots_total
+        """Packets that the path had room for before the first deadline, as it looked at the start."""
+        return self._planner.slots_total if self._first is None else self._first[1]
 
     # deciding
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the first deadline has passed, and what is sent is late repair."""
+        return self._first is not None
+
+    def _turn(self, now: float) -> None:
+        """To late repair, once what is sent cannot be in time for the freeze any more, or that has come already.
+
+        Not towards a receiver that was never heard: it may have none of the transfer.
+        """
+        if self._late_s <= 0 or self._first is not None or self._feedback_sequence < 0:
+            return
+        if now >= self.send_cutoff_s or self.status is AckStatus.FROZEN:
+            self._first = self.stats, self.slots_total
+            self.deadline_s += self._late_s
+            self._planner.extend(now, self.deadline_s)
+
     def finished(self, now: float) -> bool:
         """True when nothing more can help: the receiver froze or has everything, or the last packet would be late."""
+        self._turn(now)
         return self._planner.finished(now)
 
     def pending_packets(self) -> int:
@@ -279,6 +308,7 @@ class Sender:
 
     def ready(self, now: float) -> bool:
         """Is there a frame to send now? Cheap, and `plan` then sends exactly what was chosen."""
+        self._turn(now)
         return self._planner.ready(now)
 
     def next_timer(self) -> float | None:
@@ -296,6 +326,7 @@ class Sender:
 
         What is returned counts as sent. An empty list: nothing to send now, or the next frame does not fit.
         """
+        self._turn(now)
         plans = self._planner.plan(now, max_packets, bytes_free)
         if self._observer is not None:
             self._observe(now, [plan[0] for plan in plans])
@@ -327,6 +358,7 @@ class Sender:
         The bytes are those of `plan` and `frame.body()`. Raises LocalError, with nothing sent, if `out` cannot take
         `max_packets` frames of `bytes_free` bytes, or the symbols are not of 64..16383 bytes.
         """
+        self._turn(now)
         kinds, lengths, tokens = self._planner.plan_into(
             self._encoder, now, max_packets, bytes_free, out, stride, offset
         )
@@ -373,7 +405,9 @@ class Sender:
         self._feedback_deficit = frame.deficit
         self.remaining_reported_s = frame.remaining_us / 1e6
         self.status = AckStatus(max(self.status, frame.status))
-        self._planner.feedback(frame.deficit, frame.credit, self.status is AckStatus.RUNNING)
+        # Frozen, with time remaining: it takes late symbols, if we asked for that (docs/wire.md §8).
+        goes_on = self.status is AckStatus.FROZEN and self._late_s > 0 and frame.remaining_us > 0
+        self._planner.feedback(frame.deficit, frame.credit, self.status is AckStatus.RUNNING or goes_on)
         learn_known = self.ledger.learn_known
         learn_known(0, frame.next_sid)
         for start, stop in frame.ranges:

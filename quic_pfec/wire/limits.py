@@ -106,6 +106,13 @@ class Limits:
     max_deadline_us: int = 600_000_000
     """600 s. A 7B cache over a 20-Mbit/s 5G link needs 79 s; beyond minutes a bulk copy is the better tool."""
 
+    max_late_us: int = 10_000_000
+    """10 s: how long after its freeze a receiver takes late symbols, and a sender sends them; 0 = never. Some hundred
+    decode steps: what has not come by then has hardly any of the answer left to change."""
+    max_late_bytes: int = 512 << 20
+    """Arenas and decoded units kept after their freeze for late symbols, all transfers of a connection; what does not
+    fit freezes as if nobody had asked. Three caches of 88 MB with their arenas."""
+
     max_ack_ranges: int = MAX_ACK_RANGES
     """Ranges we write in one PFEC_ACK. We always accept MAX_ACK_RANGES."""
     max_unknown: int = 512

@@ -41,6 +41,7 @@ MAX_TEXT = 4096
 MAX_REASON = 256
 MAX_CREDENTIAL = 256
 MAX_MODE = 16
+MAX_PATCHES = 1024  # steps that DONE names; later ones count with the last
 UNIT_ID_SIZE = 3
 _TOKEN_SIZE = 4
 
@@ -77,6 +78,8 @@ _Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 _Clock = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 _Credential = Annotated[str, msgspec.Meta(max_length=MAX_CREDENTIAL)]
+_Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_NEW_TOKENS + 1)]
+_Units = Annotated[int, msgspec.Meta(ge=1, le=MAX_UNITS)]
 _Scores = Annotated[tuple[_Token, ...], msgspec.Meta(max_length=MAX_SCORE_TOKENS)]
 
 
@@ -87,20 +90,20 @@ class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Open(_Body, frozen=True):
     """First message: the transfer. `remaining_us` counts from the arrival of this message, as in MANIFEST.
 
-    `manifest` is the encoded manifest, equal to the one in MANIFEST frames. `mode` says how the units come: as symbols
-    in frames of the extension, or as UNIT messages on this stream. `token` is the credential, empty = none.
+    `manifest` is the encoded manifest, equal to the one in MANIFEST frames. `mode`: units come as symbols, in frames of
+    the extension, or as UNIT messages on this stream. `token` is the credential, empty = none. `late_us` asks to take
+    symbols for so long after the freeze; 0 = no, and then not written.
     """
 
     remaining_us: _Count
     manifest: bytes
     mode: Literal["symbols", "stream"]
     token: _Credential = ""
+    late_us: _Count = 0
 
     def __repr__(self) -> str:
-        return (
-            f"Open(remaining_us={self.remaining_us}, manifest={self.manifest!r}, mode={self.mode!r}, "
-            f"token: {_hidden(self.token)})"
-        )
+        hidden = f"token: {_hidden(self.token)}, late_us={self.late_us}"
+        return f"Open(remaining_us={self.remaining_us}, manifest={self.manifest!r}, mode={self.mode!r}, {hidden})"
 
 
 class Generate(_Body, frozen=True):
@@ -193,10 +196,14 @@ class Scores(_Body, frozen=True):
 
 
 class Done(_Body, frozen=True):
-    """Generation ended: why ("length", "stop", ...) and after how many new tokens."""
+    """Generation ended: why ("length", "stop", ...) and after how many new tokens.
+
+    `patched`: (step, units) of late repair, steps ascending; None where it was not granted, and then not written.
+    """
 
     reason: Annotated[str, msgspec.Meta(max_length=64)]
     tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_NEW_TOKENS)]
+    patched: Annotated[tuple[tuple[_Step, _Units], ...], msgspec.Meta(max_length=MAX_PATCHES)] | None = None
 
 
 class Failed(_Body, frozen=True):
@@ -425,10 +432,10 @@ def encode_message(message: Message) -> bytes:
     return b"".join((varint.encode(kind), varint.encode(length), *parts))
 
 
-def _fields(message: _Body) -> _Body | tuple[int, float]:
-    if isinstance(message, Decoding) and not message.missing_used:
-        return message.started_after_freeze_us, message.clock_s
-    return message
+def _fields(message: _Body) -> _Body | tuple[object, ...]:
+    """Without a last field that says nothing, where readers of earlier releases refuse one."""
+    fields = msgspec.structs.astuple(message)
+    return fields[:-1] if isinstance(message, Open | Decoding | Done) and fields[-1] in (0, "", None) else message
 
 
 def one_line(text: str, limit: int = MAX_REASON) -> str:
@@ -477,7 +484,7 @@ def _longest_bodies(limits: Limits) -> dict[Kind, int]:
         Kind.DECODING: 4 * MAX_MODE + rest,
         Kind.TEXT: 4 * MAX_TEXT + rest,
         Kind.SCORES: 5 * MAX_SCORE_TOKENS + rest,
-        Kind.DONE: 4 * MAX_REASON + rest,
+        Kind.DONE: 4 * MAX_REASON + 11 * MAX_PATCHES + rest,
         Kind.FAILED: 4 * MAX_REASON + rest,
     }
 

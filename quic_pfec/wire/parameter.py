@@ -19,13 +19,15 @@ from quic_pfec.wire.limits import (
     Limits,
 )
 
-__all__ = ["PARAMETER_ID", "SCHEME_RLC", "VERSION", "PfecParameter", "find_parameter", "parse_parameter"]
+__all__ = ["PARAMETER_ID", "SCHEME_LATE", "SCHEME_RLC", "VERSION", "PfecParameter", "find_parameter", "parse_parameter"]
 
 PARAMETER_ID = 0x3A18E740
 """Experimental and unregistered."""
 VERSION = 1
 SCHEME_RLC = 1 << 0
 """Scheme bit 0: random linear code of fixed degree over GF(2^8) (docs/wire.md §5)."""
+SCHEME_LATE = 1 << 1
+"""Scheme bit 1: hand-offs may ask for late repair (docs/wire.md §8). Endpoints that do not know it ignore it."""
 
 _DEFAULT = Limits()
 
@@ -43,15 +45,21 @@ class PfecParameter:
     initial_credit: int = _DEFAULT.initial_credit
 
     @classmethod
-    def from_limits(cls, limits: Limits) -> PfecParameter:
-        """The parameter that announces `limits`."""
+    def from_limits(cls, limits: Limits, *, late: bool = False) -> PfecParameter:
+        """The parameter that announces `limits`; `late`: hand-offs may ask for late repair."""
         return cls(
+            schemes=SCHEME_RLC | (SCHEME_LATE if late else 0),
             max_symbol_size=limits.max_symbol_size,
             max_window=limits.max_window,
             max_degree=limits.max_degree,
             max_transfers=limits.max_transfers,
             initial_credit=limits.initial_credit,
         )
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether a hand-off may ask for late repair."""
+        return bool(self.schemes & SCHEME_LATE)
 
     def capped(self, limits: Limits) -> PfecParameter:
         """What a sender with `limits` may use towards the peer that announced this parameter.
@@ -60,7 +68,7 @@ class PfecParameter:
         """
         window = min(self.max_window, limits.max_window)
         return PfecParameter(
-            schemes=self.schemes & SCHEME_RLC,
+            schemes=self.schemes & (SCHEME_RLC | SCHEME_LATE),
             max_symbol_size=min(self.max_symbol_size, limits.max_symbol_size),
             max_window=window,
             max_degree=min(self.max_degree, limits.max_degree, window),
