@@ -83,10 +83,11 @@ class Wild:
     degree=st.sampled_from([1, 48, 200]),
     manifest=st.sampled_from([1, 200, 1024, 1025, 3000]),
     loss=st.sampled_from([0.0, 0.1, 0.5]),
+    late_s=st.sampled_from([0.0, 0.1, 1.0]),
 )
 def test_both_plan_the_same_bytes(
     name: str, seed: int, transfer_id: int, budget: float | None, credit: int, max_window: int, degree: int,
-    manifest: int, loss: float,
+    manifest: int, loss: float, late_s: float,
 ) -> None:  # fmt: skip
     """plan, in Python and compiled; plan_into, in Python and compiled: four senders of one transfer."""
     chance = random.Random(seed)
@@ -108,6 +109,7 @@ def test_both_plan_the_same_bytes(
             make(
                 Twin if twin else Sender, policy, transfer_id, manifest=data, repair_budget=budget, credit=credit,
                 max_window=max_window, degree=degree, path=path, observer=rows[index].append, loss=LossEstimate(50, 5),
+                deadline_s=0.1 if late_s else 0.4, late_s=late_s,
             )
         )  # fmt: skip
     fates: deque[tuple[float, int, bool]] = deque()

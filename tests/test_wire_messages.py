@@ -45,7 +45,9 @@ TOKEN_IDS = st.integers(0, (1 << 32) - 1)
 TOKEN_TUPLES = st.lists(TOKEN_IDS, max_size=40).map(tuple)
 CLOCKS = st.floats(0, 1e12)
 PRINTABLE = st.text("abc é", max_size=64)
-OPENS = st.builds(Open, COUNTS, st.binary(max_size=300), st.sampled_from(["symbols", "stream"]), st.text(max_size=256))
+OPENS = st.builds(
+    Open, COUNTS, st.binary(max_size=300), st.sampled_from(["symbols", "stream"]), st.text(max_size=256), COUNTS
+)
 TOKENS = TOKEN_TUPLES.map(Tokens.from_ids)
 GENERATES = st.builds(
     Generate,
@@ -74,7 +76,12 @@ ANSWERS = st.one_of(
     st.builds(Decoding, COUNTS, CLOCKS, st.sampled_from(["", "mask", "recompute"])),
     st.builds(Text, st.text(max_size=99), st.integers(-1, (1 << 32) - 1), st.integers(0, 1 << 16)),
     st.builds(Scores, TOKEN_TUPLES),
-    st.builds(Done, PRINTABLE, st.integers(0, 1 << 16)),
+    st.builds(
+        Done,
+        PRINTABLE,
+        st.integers(0, 1 << 16),
+        st.none() | st.lists(st.tuples(st.integers(0, 65_537), st.integers(1, 1 << 24)), max_size=5).map(tuple),
+    ),
 )
 LAST = st.builds(Failed, COUNTS, PRINTABLE) | st.builds(Refused, COUNTS, PRINTABLE)
 
@@ -158,6 +165,10 @@ def test_byte_by_byte(talk: tuple[Role, list[Message]]) -> None:
     ("message", "encoded"),
     [
         (OPEN_SYMBOLS, "01 1f 94 ce00055730 c4086d616e6966657374 a773796d626f6c73 a6736563726574"),
+        (
+            Open(350_000, b"manifest", "symbols", "secret", 5_000_000),
+            "01 24 95 ce00055730 c4086d616e6966657374 a773796d626f6c73 a6736563726574 ce004c4b40",
+        ),
         (Tokens.from_ids([1, 49_151]), "02 08 01000000 ffbf0000"),
         (Generate("hi", (5, 300), 64, True, (), 7, "t"), "03 0f 97 a26869 9205cd012c 40 c3 90 07 a174"),
         (Start(), "04 00"),
@@ -173,6 +184,7 @@ def test_byte_by_byte(talk: tuple[Role, list[Message]]) -> None:
         (Text("hi", 20, 0), "14 06 93 a26869 14 00"),
         (Scores((1, 2)), "15 04 91 920102"),
         (Done("length", 64), "16 09 92 a66c656e677468 40"),
+        (Done("length", 64, ((0, 3), (5, 7))), "16 10 93 a66c656e677468 40 92 920003 920507"),
         (Failed(AppCode.INTERNAL, "oom"), "17 08 92 cd010b a36f6f6d"),
     ],
 )
@@ -277,7 +289,7 @@ def test_wrong_stream_type() -> None:
         (answered(), Kind.DECODING, 128),
         (answered(), Kind.TEXT, 4 * 4096 + 64),
         (answered(), Kind.SCORES, 5 * 4096 + 64),
-        (answered(), Kind.DONE, 1024 + 64),
+        (answered(), Kind.DONE, 1024 + 11 * 1024 + 64),
         (answered(), Kind.FAILED, 1024 + 64),
     ],
 )
@@ -314,7 +326,7 @@ def test_the_longest_of_each_kind_fit() -> None:
         Decoding(most, 1e12, "\U0001f600" * 16),
         Text("\U0001f600" * 4096, (1 << 32) - 1, 1 << 16),
         Scores(((1 << 32) - 1,) * 4096),
-        Done("\U0001f600" * 64, 1 << 16),
+        Done("\U0001f600" * 64, 1 << 16, ((65_537, 1 << 24),) * 1024),
         Failed(most, "\U0001f600" * 256),
     ]
     assert sender.feed(stream(Role.SENDER, answers)) == answers
@@ -358,7 +370,7 @@ BODIES = [
     (Kind.OPEN, [BIG, b"", "symbols", ""]),
     (Kind.OPEN, [1, "text", "symbols", ""]),
     (Kind.OPEN, [1, b"", "symbols", "t" * 257]),
-    (Kind.OPEN, [1, b"", "symbols", "", 0]),
+    (Kind.OPEN, [1, b"", "symbols", "", 0, 0]),
     (Kind.OPEN, [1, b""]),
     (Kind.OPEN, {"remaining_us": 1}),
     (Kind.OPEN, [1, b"", "\x1b[2J" + "x" * 500, ""]),
@@ -476,6 +488,10 @@ def test_answer_that_ends_inside_a_message(piece: bytes) -> None:
         Generate("", (-1,)),
         Generate(max_new_tokens=65_537),
         Done("two\nlines", 1),
+        Done("stop", 1, ((0, 0),)),
+        Done("stop", 1, ((65_538, 1),)),
+        Done("stop", 1, ((0, 1),) * 1025),
+        Open(1, b"", "symbols", "", -1),
         Refused(-1, ""),
         Text("t" * 4097, 0, 0),
         Decoding(0, float("nan")),

@@ -77,9 +77,17 @@ def test_other_version_or_scheme_means_off(data: bytes) -> None:
 
 
 def test_unknown_schemes_beside_ours_are_ignored() -> None:
-    parameter = parse_parameter(encoded(1, 7, 1414, 4096, 255, 4, 4096))
+    parameter = parse_parameter(encoded(1, 13, 1414, 4096, 255, 4, 4096))
     assert parameter is not None
     assert parameter.capped(Limits()).schemes == 1
+
+
+def test_late_repair_is_a_bit_that_says_nothing_to_those_who_do_not_know_it() -> None:
+    announced = PfecParameter.from_limits(Limits(), late=True)
+    assert announced.serialize() == bytes.fromhex("01 03 4586 5000 40ff 04 5000")
+    assert announced.takes_late
+    assert announced.capped(Limits()).takes_late
+    assert not PfecParameter().takes_late
 
 
 @pytest.mark.parametrize(
