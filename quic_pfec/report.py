@@ -51,7 +51,8 @@ class KVReport:
     was done, known once decoding began: "mask" in the place of "recompute" where the receiver had no time for it.
     wire_dtype: what the cache travelled as. late: what becomes of units after the freeze: "patch" where that was asked
     for and the peer knows it. patched_before: (step, units) patched in before that pass of the model, counted from the
-    one over the prompt; None until the text has ended, and where the receiver granted no late repair.
+    one over the prompt; None until the text has ended, and where the receiver granted no late repair. All other figures
+    are those of the freeze: packets and bytes of late repair are not among them.
     congestion_control: the controller that ran; loss_threshold: the share of losses in a round trip that `bbr` bore,
     0.02 as in its draft unless the path was declared lossy.
     """

@@ -115,11 +115,12 @@ async def test_json_has_everything(endpoint: Endpoint, tmp_path: Path) -> None:
     result = await endpoint.send(
         "--tokens", "100", "--seed", "3", "--max-new-tokens", "5", "--rate", "100Mbps", "--missing", "zero",
         "--order", "prefix", "--scheduler", "fixed", "--repair-budget", "0.1", "--json",
-        "--profile", tmp_path / "flat.json",
+        "--profile", tmp_path / "flat.json", "--late", "patch",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     values = json.loads(result.stdout)
+    assert (values["late"], values["patched"]) == ("patch", None)  # all of it came in time
     assert values["j_block"] == pytest.approx(1.0)
     assert values["blocks_complete"] == values["blocks_total"] == 28
     assert values["tokens"] == 100
@@ -173,6 +174,9 @@ async def test_untrusted_certificate(endpoint: Endpoint) -> None:
         (("--deadline", "0"), "deadline"),
         (("--deadline", "nan"), "deadline"),
         (("--order", "random"), "utility, prefix or fifo"),
+        (("--late", "mend"), "drop or patch"),
+        (("--late", "patch", "--missing", "recompute"), "while tokens are generated"),
+        (("--late", "patch", "--max-new-tokens", "0"), "while tokens are generated"),
         (("--missing", "guess"), "mask, zero or recompute"),
         (("--scheduler", "magic"), "choose one of"),
         (("--rate", "5 furlongs"), "rate"),

@@ -13,7 +13,7 @@ from quic_pfec.schedule.policies import make_policy
 from quic_pfec.transfer.sender import Sender
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, PeerError
-from quic_pfec.wire.frames import SOURCE_OVERHEAD, UNIT_HEADER_SIZE
+from quic_pfec.wire.frames import SOURCE_OVERHEAD, UNIT_HEADER_SIZE, AckStatus
 from quic_pfec.wire.manifest import encode_manifest
 
 if TYPE_CHECKING:
@@ -250,7 +250,8 @@ class Outgoing(Request):
 
     def end_on_time(self) -> None:
         """The freeze is over: nothing more of the units leaves but by late repair, until its time is up."""
-        if not self.late_s or self._over or not self.report.done():
+        reported = self.report.done() and not self.report.cancelled() and self.report.exception() is None
+        if not self.late_s or self._over or not reported or self.report.result().status is AckStatus.COMPLETE:
             self.end_sending()
         elif self._late_timer is None:
             left_s = self.options.deadline_s + self.late_s - time.monotonic()
