@@ -21,7 +21,7 @@ from quic_pfec.quantities import described, integer, number
 from quic_pfec.quic.configuration import check_token, configuration
 from quic_pfec.quic.congestion import choose_congestion
 from quic_pfec.quic.endpoint import open_connection
-from quic_pfec.quic.handler import Handler
+from quic_pfec.quic.handler import Handler, takes_late
 from quic_pfec.quic.outgoing import HandoffRefused, Outgoing, Request, SendOptions
 from quic_pfec.quic.protocol import PfecProtocol
 from quic_pfec.report import KVReport, LimitedBy, Symbols
@@ -241,7 +241,7 @@ async def connect(
         options={
             "limits": limits if handler else replace(limits, max_transfers=0),
             "enabled": extension,
-            "late": handler is not None and handler.takes_late,
+            "late": takes_late(handler),
         },
         congestion=congestion,
         timeout_s=timeout_s,

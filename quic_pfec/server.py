@@ -14,7 +14,7 @@ from quic_pfec.quic.configuration import check_token, configuration
 from quic_pfec.quic.congestion import choose_congestion
 from quic_pfec.quic.connection import EarlyBudget
 from quic_pfec.quic.endpoint import Listener, listen
-from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
+from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy, takes_late
 from quic_pfec.quic.journal import Journal
 from quic_pfec.quic.protocol import PfecProtocol
 from quic_pfec.wire import messages
@@ -29,8 +29,6 @@ OnKV = Callable[[ReceivedKV], Any | Awaitable[Any]]
 
 class CallbackHandler:
     """Gives every hand-off to a function, which may be a coroutine function. See `quic.incoming.Handler`."""
-
-    takes_late = False
 
     def __init__(self, on_kv: OnKV, *, token: str | None = None, admissions: Admissions | None = None) -> None:
         self.token = token
@@ -122,7 +120,7 @@ async def serve(
         port,
         configuration=config,
         make_protocol=lambda quic: PfecProtocol(quic, handler=chosen, journal=journal),
-        options={"limits": limits, "enabled": extension, "early": early, "late": chosen.takes_late},
+        options={"limits": limits, "enabled": extension, "early": early, "late": takes_late(chosen)},
         congestion=congestion,
         max_connections=max_connections,
         retry=retry,

@@ -16,7 +16,7 @@ from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, Refusal
 from quic_pfec.wire.manifest import Manifest
 
-__all__ = ["Admission", "Freeze", "Handler", "Reply", "StandBy"]
+__all__ = ["Admission", "Freeze", "Handler", "Reply", "StandBy", "takes_late"]
 
 TEXT_CHARS = 1000  # characters in one TEXT message, far below its limit in bytes
 
@@ -72,11 +72,9 @@ class StandBy(Protocol):
 
 
 class Handler(Protocol):
-    """What an endpoint does with hand-offs. `token`: what a sender must present, None = nothing. `takes_late`: whether
-    it patches units into a cache that it decodes from (late repair, docs/wire.md section 8)."""
+    """What an endpoint does with hand-offs. `token`: what a sender must present, None = nothing."""
 
     token: str | None
-    takes_late: bool
 
     def admit(self, manifest: Manifest, remaining_s: float) -> Admission:
         """Lets a hand-off in, reserving its memory. Raises Refusal."""
@@ -92,6 +90,14 @@ class Handler(Protocol):
 
     async def resumed(self, request: messages.Generate, reply: Reply) -> None:
         """Serves a later request on a handle. Raises Refusal."""
+
+
+def takes_late(handler: Handler | None) -> bool:
+    """Whether it patches units into caches that it decodes from (late repair, docs/wire.md section 8).
+
+    A handler that does says so with an attribute `takes_late`; one without it does not know of `Freeze.late`.
+    """
+    return bool(getattr(handler, "takes_late", False))
 
 
 class Reply:

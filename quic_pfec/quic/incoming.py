@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.prepared import hash_tokens
-from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy
+from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy, takes_late
 from quic_pfec.quic.journal import Entry
 from quic_pfec.quic.late import LateRepair
 from quic_pfec.transfer.events import LateOver
@@ -299,7 +299,7 @@ class Incoming:
         if self._stand_by is None:
             self._stand_by = handler.expect(admission, manifest, self._request)
         receiver = self._receiver()
-        if receiver is not None and self._opening is not None and handler.takes_late and not self._recomputes:
+        if receiver is not None and self._opening is not None and takes_late(handler) and not self._recomputes:
             self._late.grant(receiver, self._opening, manifest, self._request)
 
     def _settle(self) -> None:
