@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.prepared import hash_tokens
 from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy, takes_late
 from quic_pfec.quic.journal import Entry
 from quic_pfec.quic.late import LateRepair
+from quic_pfec.quic.partial import Part, PartialUnits
 from quic_pfec.transfer.events import LateOver
 from quic_pfec.transfer.late import LateReceiver
 from quic_pfec.transfer.receiver import Event, Frozen, ManifestReceived, Receiver, ReceiverStats
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quic_pfec")
 
 TOKEN_SIZE = 4  # bytes of an id in TOKENS
-SETTLE_S = 0.05  # before the deadline, incomplete units are filed as they are; what still comes replaces them
-SETTLE_UNITS = 8  # at a time: about 0.3 ms of the event loop
 
 
 class Incoming:
@@ -60,8 +58,7 @@ class Incoming:
         self._tokens_hash: bytes | None = None
         self._granted_s = 0.0
         self._admission: Admission | None = None
-        self._settled: dict[int, int] = {}
-        self._settle_timer: asyncio.TimerHandle | None = None
+        self._partial: PartialUnits | None = None
         self._frozen = False
         self._over = False
         self._task: asyncio.Task[None] | None = None
@@ -240,7 +237,9 @@ class Incoming:
                 layout.unit_sizes(), manifest.symbols, manifest.symbol_size, self._admission.assembler, now
             )
             self._protocol.quic.transfer_accepted(self.transfer_id)
-            self._settle_timer = asyncio.get_running_loop().call_later(remaining_s - SETTLE_S, self._settle)
+            self._partial = PartialUnits(
+                receiver, self._admission.assembler, remaining_s, whole_rows=manifest.missing != "zero"
+            )
             for event in events:
                 self.on_event(event)
 
@@ -302,22 +301,6 @@ class Incoming:
         if receiver is not None and self._opening is not None and takes_late(handler) and not self._recomputes:
             self._late.grant(receiver, self._opening, manifest, self._request)
 
-    def _settle(self) -> None:
-        """Files incomplete units ahead of the deadline, a few at a time, so that little is left to do at the freeze."""
-        receiver, admission, manifest = self._receiver(), self._admission, self._manifest
-        if self._frozen or self._over or receiver is None or receiver.units is None:
-            return
-        assert admission is not None
-        assert manifest is not None
-        if receiver.stats.contradictions:  # a repair was poisoned: what was filed may have to be taken back
-            return
-        some = receiver.partial_units(self._settled, SETTLE_UNITS)
-        for unit, data, ranges in some:
-            admission.assembler.write_partial(unit, data, ranges, whole_rows=manifest.missing != "zero")
-            self._settled[unit] = receiver.units.present(unit)
-        pause_s = 0.0 if some else SETTLE_S / 10
-        self._settle_timer = asyncio.get_running_loop().call_later(pause_s, self._settle)
-
     def _on_frozen(self) -> None:
         if self._frozen or self._over:
             return
@@ -333,11 +316,13 @@ class Incoming:
         assembler = admission.assembler
         streamed = receiver is None or self._deadline_s is not None
         frozen_s, deadline_s = now, self._deadline_s or now
-        partial: list[tuple[int, bytes, list[tuple[int, int]]]] = []
+        partial: list[Part] = []
+        if self._partial is not None:
+            self._partial.stop()
         if receiver is not None and not streamed:
             frozen_s = now if receiver.frozen_s is None else receiver.frozen_s
             deadline_s = now if receiver.deadline_s is None else receiver.deadline_s
-            partial = self._unsettled(receiver, assembler)
+            partial = [] if self._partial is None else self._partial.left()
         complete = to_bitmap(assembler.complete)
         self._received_s = frozen_s - self._began_s
         late = self._late.begin(receiver, assembler)
@@ -379,14 +364,6 @@ class Incoming:
                 repairs_late=stats.repairs_late,
             )
         )
-
-    def _unsettled(self, receiver: Receiver, assembler: Assembler) -> list[tuple[int, bytes, list[tuple[int, int]]]]:
-        """What is still to be filed of incomplete units."""
-        if not receiver.stats.contradictions:
-            return receiver.partial_units(self._settled)
-        partial = receiver.partial_units()
-        gone = set(self._settled) - {unit for unit, _, _ in partial}
-        return partial + [(unit, bytes(assembler.layout.unit_nbytes(unit)), []) for unit in sorted(gone)]
 
     async def _serve(self, freeze: Freeze) -> None:
         handler = self._handler
@@ -475,9 +452,10 @@ class Incoming:
         self._tokens = None
         self._opening_timer.cancel()
         self._protocol.admitted_bytes -= self._reserved_bytes
-        for timer in (self._deadline_timer, self._settle_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        if self._partial is not None:
+            self._partial.stop()
         if self._stand_by is not None:
             self._stand_by.cancel()
         if self._admission is not None:
