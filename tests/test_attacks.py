@@ -22,7 +22,7 @@ from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.quic.configuration import configuration
 from quic_pfec.quic.incoming import Incoming
 from quic_pfec.transfer import receiver as receiver_module
-from quic_pfec.transfer.receiver import Receiver
+from quic_pfec.transfer.late import LateReceiver
 from quic_pfec.wire import frames, messages
 from quic_pfec.wire.errors import AppCode, ErrorCode
 from quic_pfec.wire.limits import Limits
@@ -391,7 +391,7 @@ async def test_fifty_clients_killed_in_mid_transfer_leave_nothing(monkeypatch: p
 
 def nothing_left() -> bool:
     gc.collect()
-    return not any(type(each) in (Assembler, Receiver, Incoming) for each in gc.get_objects())
+    return not any(type(each) in (Assembler, LateReceiver, Incoming) for each in gc.get_objects())
 
 
 async def test_a_server_that_loses_its_client_frees_the_transfer_at_its_deadline() -> None:

@@ -17,12 +17,14 @@ pytest.importorskip("transformers")
 
 from quic_pfec.cli.cert import make_certificate
 from quic_pfec.cli.main import app
+from quic_pfec.cli.send import summary
 from quic_pfec.kv.profile import Profile, save_profile
 from quic_pfec.kv.received import ReceivedKV
 from quic_pfec.llm.endpoint import LLMHandler
 from quic_pfec.llm.generate import greedy, prefill
 from quic_pfec.llm.models import LoadedModel, tiny
 from quic_pfec.server import serve
+from tests.test_cli_selftest import handoff
 
 pytestmark = [pytest.mark.model, pytest.mark.sockets]
 
@@ -236,3 +238,10 @@ async def test_numbers_out_of_range_are_usage_errors() -> None:
         result = await send(*arguments)
         assert result.exit_code == 2
         assert arguments[0] in result.stderr
+
+
+def test_the_summary_says_what_late_repair_did() -> None:
+    _, report, _ = handoff()
+    assert not any(line.startswith("late") for line in summary(report))
+    report.late, report.patched_before = "patch", ((0, 2), (9, 5))
+    assert "late     7 blocks patched in, the last before pass 9 of the model" in summary(report)
