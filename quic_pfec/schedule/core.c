@@ -12,8 +12,6 @@ static void count_slots(core *c, double now)
 {
     int64_t slots = core_slots_left(c, now);
     c->state.slots_total = slots > 1 ? slots : 1;
-    if (c->memory != NULL)
-        features_start(c->memory, c->state.slots_total);
 }
 
 void core_start(core *c, double now)
@@ -27,6 +25,8 @@ void core_start(core *c, double now)
     memset(&c->state, 0, sizeof c->state);
     c->state.sources_total = c->book->symbols;
     count_slots(c, now);
+    if (c->memory != NULL)
+        features_start(c->memory, c->state.slots_total);
 }
 
 void core_extend(core *c, double now, double deadline_s)
@@ -35,6 +35,8 @@ void core_extend(core *c, double now, double deadline_s)
     c->late = true;
     c->has_burst = c->has_chosen = false;
     count_slots(c, now);
+    if (c->memory != NULL) /* the time since the last progress counts from here; what was seen of the path stays */
+        c->memory->progress_left = c->state.slots_total;
 }
 
 int core_set_rule(core *c, const policy *rule)

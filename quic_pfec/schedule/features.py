@@ -71,7 +71,8 @@ class FeatureMemory:
     ) -> None:
         self._unit_of = np.repeat(np.arange(len(unit_packets)), unit_packets)
         self._before = np.concatenate(([0.0], np.cumsum(utility)))
-        self._budget = budget if budget < inf else float(slots_total)
+        self._unlimited = budget == inf
+        self._budget = float(slots_total) if self._unlimited else budget
         self._degree = degree
         self._after_loss = 0.3
         self._lost_before = False
@@ -83,6 +84,12 @@ class FeatureMemory:
         if self._lost_before:
             self._after_loss += 0.02 * (lost - self._after_loss)
         self._lost_before = lost
+
+    def extend(self, slots_total: int) -> None:
+        """A second deadline, so many slots away, begins to count; what was seen of the path stays."""
+        self._progress_left = slots_total
+        if self._unlimited:
+            self._budget = float(slots_total)
 
     def view(self, state: State) -> None:
         """At every packet that is no manifest, and before `look`."""

@@ -144,6 +144,8 @@ cdef class Planner:
 
     def extend(self, double now, double deadline_s):
         core_extend(&self.c, now, deadline_s)
+        if self.past is not None:
+            self.past.extend(self.c.state.slots_total)
 
     @property
     def send_cutoff_s(self):

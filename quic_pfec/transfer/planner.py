@@ -196,6 +196,8 @@ class Planner:
         self._late = True
         self._burst = self._chosen = None
         self._state.slots_total = max(1, self._slots_left(now))
+        if self._memory is not None:
+            self._memory.extend(self.slots_total)
 
     @property
     def send_cutoff_s(self) -> float:
