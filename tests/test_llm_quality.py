@@ -185,6 +185,7 @@ def test_two_precisions_equal_the_receivers_own_path(m: models.LoadedModel, besi
         ({"rhos": (0.0,)}, "rho must be positive"),
         ({"wire_dtype": "auto"}, "wire_dtype is one of bf16"),
         ({"beside": ("int3",)}, "others of bf16"),
+        ({"receivers": ("guess",)}, "receivers are zero and mask"),
         ({"beside": ("bf16",)}, "others of bf16"),
     ],
 )

@@ -65,6 +65,9 @@ def evaluate_command(
             "or auto; repeat."
         ),
     ] = None,
+    receiver: Annotated[
+        list[str] | None, typer.Option(help="quality: what is done about holes, mask or zero; repeat. Default: both.")
+    ] = None,
     profile_prompts: Annotated[int, typer.Option(min=1, help="Contexts that the profiles are measured on.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of contexts, random order, losses and intervals.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Patterns judged at once: memory, not results.")] = 8,
@@ -109,7 +112,7 @@ def evaluate_command(
 
         from quic_pfec.llm.dataset import builtin_dataset, load_dataset
         from quic_pfec.llm.models import load
-        from quic_pfec.llm.quality import Settings
+        from quic_pfec.llm.quality import RECEIVERS, Settings
         from quic_pfec.llm.quality_report import cells
         from quic_pfec.llm.quality_run import run
 
@@ -130,6 +133,7 @@ def evaluate_command(
             seed=seed,
             wire_dtype=wire_dtype,
             beside=tuple(beside or ()),
+            receivers=tuple(receiver or RECEIVERS),  # type: ignore[arg-type]  # checked there
             batch=batch,
         )
         questions = builtin_dataset() if data is None else load_dataset(data)
@@ -183,7 +187,6 @@ def print_tables(console: Any, table: list[Cell], settings: Settings, model: str
     from rich.table import Table
 
     from quic_pfec.llm.handoffs import SCHEMES
-    from quic_pfec.llm.quality import RECEIVERS
 
     labels = {scheme.key: scheme.label for scheme in SCHEMES}
     head = f"{model}, {data}, {settings.tokens} tokens, wire {settings.wire_dtype}"
@@ -194,7 +197,7 @@ def print_tables(console: Any, table: list[Cell], settings: Settings, model: str
         if cell.arm not in ("retention", "handoff"):
             arms.add_row(cell.arm.replace("_", " "), str(cell.agreement), str(cell.kl), str(cell.f1))
     console.print(arms)
-    for receiver in RECEIVERS:
+    for receiver in settings.receivers:
         mine = [cell for cell in table if cell.arm == "retention" and cell.receiver == receiver]
         shares = sorted({cell.share for cell in mine})
         if mine:
@@ -206,7 +209,7 @@ def print_tables(console: Any, table: list[Cell], settings: Settings, model: str
                 row = {cell.share: cell for cell in mine if cell.name == name}
                 kept.add_row(name, *(f"{row[s].agreement.mean:.2f} \\[{row[s].agreement.low:.2f}]" for s in shares))
             console.print(kept)
-    for receiver in RECEIVERS:
+    for receiver in settings.receivers:
         for rho in settings.rhos:
             here = [c for c in table if c.arm == "handoff" and c.receiver == receiver and c.share == rho]
             mine = [c for c in here if c.wire == settings.wire_dtype]

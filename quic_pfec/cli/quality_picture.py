@@ -91,6 +91,8 @@ def _bars(axis: Any, cells: Sequence[Cell]) -> None:
     names = list(dict.fromkeys(cell.name for cell in cells))
     for shift, receiver, colour in ((-0.2, "zero", "#f0b357"), (0.2, "mask", "#1f4e79")):
         mine = {cell.name: cell.agreement for cell in cells if cell.receiver == receiver}
+        if not mine:
+            continue
         means = [mine[name].mean for name in names]
         spread = [
             [mine[name].mean - mine[name].low for name in names],

@@ -73,6 +73,7 @@ class Settings:
     - `channel`, `repair_budget`: see `handoffs`
     - `wire_dtype`: of all arms, and what `rhos` are shares of; `beside`: wire dtypes, or "auto", in which the schemes
       `handoffs.BESIDE` have the same time
+    - `receivers`: under which the caches are judged, each with profiles of its own
     - `profile_prompts`, `profile_positions`: what the profiles are measured on
     - `batch`: patterns judged at once; memory, not results
     """
@@ -90,6 +91,7 @@ class Settings:
     seed: int = 0
     wire_dtype: str = "bf16"
     beside: tuple[str, ...] = ()
+    receivers: tuple[Receiver, ...] = RECEIVERS
     batch: int = 8
 
     def __post_init__(self) -> None:
@@ -101,6 +103,8 @@ class Settings:
         named = [self.wire_dtype, *self.beside]
         if not set(self.beside) <= {*WIRE_DTYPES, AUTO} or len(set(named)) != len(named):
             raise ValueError(f"beside {self.wire_dtype} are others of {', '.join((*WIRE_DTYPES, AUTO))}: {self.beside}")
+        if not set(self.receivers) <= set(RECEIVERS) or not self.receivers:
+            raise ValueError(f"receivers are {' and '.join(RECEIVERS)}, or one of them, not {self.receivers}")
         if not all(0 < share <= 1 for share in self.kept):
             raise ValueError(f"a share of blocks lies between 0 and 1, got {self.kept}")
         if not all(0 < rho < 100 for rho in self.rhos):
@@ -233,7 +237,7 @@ class _Task:
         """The best share of the blocks by each ranking, under each receiver."""
         found = []
         shares = [share for share in self.settings.kept if share < 1]
-        for receiver in RECEIVERS:
+        for receiver in self.settings.receivers:
             cells = [(ranking, share) for ranking in RANKINGS for share in shares]
             patterns = [self._best(self.order(ranking, receiver, self.blocks), share) for ranking, share in cells]
             if 1.0 in self.settings.kept:
@@ -258,7 +262,7 @@ class _Task:
         """What each scheme delivered, under each receiver, in each wire dtype."""
         settings, found = self.settings, []
         beside = [scheme for scheme in schemes if scheme.key in BESIDE]
-        for receiver in RECEIVERS:
+        for receiver in self.settings.receivers:
             judged: dict[tuple[str, _Run], Record] = {}
             for wire in (settings.wire_dtype, *settings.beside):
                 runs = [

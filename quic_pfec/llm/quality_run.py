@@ -25,7 +25,6 @@ from quic_pfec.llm.dataset import Dataset, Example
 from quic_pfec.llm.handoffs import BESIDE, SCHEMES, Ranking, completion, deliver, open_channel, packets_of_a_unit
 from quic_pfec.llm.models import LoadedModel, load
 from quic_pfec.llm.quality import (
-    RECEIVERS,
     Deliveries,
     Profiles,
     Record,
@@ -192,7 +191,7 @@ def _measure_profiles(m: LoadedModel, data: Dataset, settings: Settings, notes: 
     prompts = min(settings.profile_prompts, len(data.profile))
     kinds: list[tuple[Ranking, int]] = [("paper", min(PAPER_GROUPS, int(m.config.num_hidden_layers))), ("layer", 0)]
     for ranking, groups in kinds:
-        for receiver in RECEIVERS:
+        for receiver in settings.receivers:
             if (ranking, receiver) in notes.profiles:
                 continue
             wanted = profiler.Settings(
