@@ -59,17 +59,17 @@ def test_wire_dtypes_in_the_same_time(beside: quality_run.Run, tmp_path: Path) -
     table, output = cells(beside.records), io.StringIO()
     print_tables(Console(file=output, width=130), table, BESIDE, "tiny", "made-up")
     said = output.getvalue()
-    assert said.count("wire dtypes in the same time: rho 0.5 of tiny") == 2  # receivers
+    assert said.count("wire dtypes in the same time: rho 0.5 of tiny") == 1
+    assert "receiver zero" not in said
     for row in ("auto (progressive)", "int8", "hybrid (per request)"):
         assert row in said
     sent = {(cell.wire, cell.sent) for cell in table if cell.arm == "handoff"}
     assert sent == {("bf16", ""), ("int8", ""), ("progressive", ""), ("auto", "progressive")}
-    [auto] = [cell.as_dict() for cell in table if (cell.wire, cell.receiver, cell.name) == ("auto", "mask", "hybrid")]
+    [auto] = [cell.as_dict() for cell in table if (cell.wire, cell.name) == ("auto", "hybrid")]
     assert 0 <= auto["finer"]["mean"] <= auto["blocks"]["mean"] <= 1
     pytest.importorskip("matplotlib")
     from quic_pfec.cli.quality_picture import draw_quality
 
-    table = [cell for cell in table if cell.receiver != "zero"]  # as of a run with --receiver mask
     draw_quality(table, beside.completions, tmp_path / "quality.png", "tiny")
     assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
 
