@@ -1,4 +1,4 @@
-"""What a user of the library calls: `connect`, `prepare`, `send_kv`, `generate`."""
+"""What a user of the library calls: `connect`, `send_kv`, `generate`, and `prepare` from `preparation`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quic_pfec.kv.auto import AUTO, choose_wire_dtype
+from quic_pfec.kv.auto import AUTO, WireChoice, weigh
 from quic_pfec.kv.layout import Layout
-from quic_pfec.kv.prepared import PreparedKV, prepare_arrays
-from quic_pfec.kv.profile import Profile, builtin
+from quic_pfec.kv.prepared import PreparedKV
+from quic_pfec.kv.profile import Profile
+from quic_pfec.preparation import Order, prepare
 from quic_pfec.quantities import described, integer, number
 from quic_pfec.quic.configuration import check_token, configuration
 from quic_pfec.quic.congestion import choose_congestion
@@ -31,9 +30,21 @@ from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, LocalError
 from quic_pfec.wire.limits import Limits
-from quic_pfec.wire.manifest import MISSING_MODES, MODEL_UNSTATED, QUANTISED
+from quic_pfec.wire.manifest import MISSING_MODES
 
-Order = Literal["utility", "prefix", "fifo"]
+__all__ = [
+    "Connection",
+    "Generate",
+    "KVReport",
+    "KVText",
+    "Missing",
+    "Order",
+    "check_scheduler",
+    "connect",
+    "prepare",
+    "send_kv",
+]
+
 Missing = Literal["mask", "zero", "recompute"]
 Late = Literal["drop", "patch"]
 
@@ -106,6 +117,15 @@ class Connection:
         question = Request(self._protocol, request.message(handle, self._protocol.token))
         self._protocol.begin(question)
         return KVText(question)
+
+    def weigh(self, layout: Layout, deadline_s: float) -> WireChoice:
+        """What wire_dtype="auto" comes to for a hand-off of `layout` with `deadline_s` seconds from now.
+
+        It goes by the rate that the controller allows just now, and by the losses of this connection so far. For a
+        prepared cache: `prepare(..., wire_dtype=lambda layout: conn.weigh(layout, 2.0).wire_dtype)`.
+        """
+        quic = self._protocol.quic
+        return weigh(layout, quic.path, deadline_s - quic.min_rtt_s / 2, quic.loss_history.long)
 
     async def authorise(self) -> None:
         """Asks whether the peer takes our token, before anything costly is done for it. Raises HandoffRefused if not.
@@ -249,91 +269,6 @@ async def connect(
         yield Connection(protocol)
 
 
-def prepare(
-    cache: Any,
-    *,
-    tokens: Any = None,
-    profile: Profile | None = None,
-    utility: NDArray[np.float64] | None = None,
-    order: Order = "utility",
-    wire_dtype: str | None = None,
-    first_token: int = 0,
-    model: str = MODEL_UNSTATED,
-    rope: str = "",
-) -> PreparedKV:
-    """Packs, scores and orders a cache, outside of any deadline; the result may be sent several times.
-
-    cache: a Hugging Face cache (batch one), or a list of (keys, values) numpy arrays [kv_heads, tokens, head_dim].
-    tokens: ids of the whole context (tensor, array or list), so that the receiver can check it means the same text.
-    profile or utility (float64 per unit id): what matters; neither = the profile that ships for `model`, or else a
-    generic guess. wire_dtype: "bf16" by default; the cache's own dtype, bf16, or quantised: "int8" (with heads of 64
-    elements 0.54 of bf16's bytes), "fp8" (0.50), "int4" (0.33), "progressive" (0.58: int4 for all blocks, then what is
-    left to about int8, by utility per byte). first_token: send only the rows from here on (the receiver holds those
-    before).
-    model: fingerprint that the receiver compares with its own (`llm.models.fingerprint`); not stated, it checks shapes.
-
-    Raises ValueError with one line for whatever cannot be sent, ImportError naming the extra for a Hugging Face cache.
-    """
-    if wire_dtype == AUTO:
-        raise LocalError("wire_dtype='auto' depends on deadline and rate: give it and the cache itself to send_kv")
-    return _prepare(cache, tokens, profile, utility, order, wire_dtype or "bf16", first_token, model, rope)
-
-
-def _prepare(
-    cache: Any, tokens: Any, profile: Profile | None, utility: NDArray[np.float64] | None, order: Order,
-    wire_dtype: str | Callable[[Layout], str], first_token: int = 0, model: str = MODEL_UNSTATED, rope: str = "",
-) -> PreparedKV:  # fmt: skip
-    ids = None if tokens is None else _token_ids(tokens)
-    integer("first_token", first_token, 0, 1 << 20, "the position of the first row that is sent, a whole number")
-    for name, text in (("model", model), ("rope", rope)):
-        if not isinstance(text, str):
-            raise LocalError(f"{name} is a text that both ends compare, not {described(text)}")
-    if profile is not None and not isinstance(profile, Profile):
-        raise LocalError(f"profile is a Profile (kv.profile.load_profile reads one), not {described(profile)}")
-    if profile is None and utility is None and model != MODEL_UNSTATED:
-        profile = builtin(model, "mask")
-    if isinstance(cache, list) and cache and all(isinstance(pair, tuple) and _is_numpy(pair) for pair in cache):
-        dtype = {"float32": "fp32", "float16": "fp16", "uint16": "bf16", "uint32": "fp32"}.get(
-            str(cache[0][0].dtype), ""
-        )
-        if not dtype:
-            raise LocalError(f"arrays of {cache[0][0].dtype} cannot be sent: float32, float16, or bf16 bits as uint16")
-        if first_token >= cache[0][0].shape[1]:
-            raise LocalError(f"first_token is {first_token}, the cache has {cache[0][0].shape[1]} tokens")
-        rows = cache if first_token == 0 else [(k[:, first_token:], v[:, first_token:]) for k, v in cache]
-        return prepare_arrays(
-            rows, dtype=dtype, model=model, wire_dtype=wire_dtype, order=order, profile=profile,
-            utility=utility, tokens=ids, first_token=first_token, rope=rope,
-        )  # fmt: skip
-    from quic_pfec.kv import hf
-
-    own = callable(wire_dtype) or wire_dtype in QUANTISED
-    extracted = hf.extract(cache, None if own else str(wire_dtype), first_token=first_token)
-    return prepare_arrays(
-        extracted.arrays.layers, dtype=extracted.wire_dtype, model=model, wire_dtype=wire_dtype, order=order,
-        profile=profile, utility=utility, tokens=ids, first_token=first_token, rope=rope,
-        sliding_windows=[shape.sliding_window for shape in extracted.shapes],
-    )  # fmt: skip
-
-
-def _token_ids(tokens: Any) -> NDArray[np.int64]:
-    if hasattr(tokens, "detach"):  # a tensor, on whatever device
-        tokens = tokens.detach().cpu()
-    try:
-        ids = np.asarray(tokens)
-    except (TypeError, ValueError):  # a ragged list, say
-        ids = np.empty(0, dtype=object)
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise LocalError(
-            f"tokens are the ids of the whole context, a tensor, an array or a list of ints, not {described(tokens)}"
-        )
-    return ids.astype(np.int64).reshape(-1)
-
-
-def _is_numpy(pair: tuple[Any, ...]) -> bool:
-    return len(pair) == 2 and all(isinstance(part, np.ndarray) for part in pair)
-
-
 def check_scheduler(name: str) -> None:
     """Raises LocalError, which lists the names and says which is the paper's design, for a name that is none."""
     if name not in POLICY_NAMES:
@@ -414,11 +349,15 @@ async def send_kv(
             if given is not None:
                 raise LocalError(f"this cache is prepared: give {parameter}= to prepare(), where it takes effect")
     else:
-        choice: Any = wire_dtype or "bf16"
-        if wire_dtype == AUTO:
-            quic, remaining_s = conn.protocol.quic, deadline_s - conn.protocol.quic.min_rtt_s / 2 - time.monotonic()
-            choice = partial(choose_wire_dtype, path=quic.path, remaining_s=remaining_s, loss=quic.loss_history.long)
-        kv = _prepare(cache, tokens, profile, None, order, choice)
+        kv = prepare(
+            cache,
+            tokens=tokens,
+            profile=profile,
+            order=order,
+            wire_dtype=wire_dtype
+            if wire_dtype != AUTO
+            else lambda layout: conn.weigh(layout, deadline_s - time.monotonic()).wire_dtype,
+        )
     if missing == "recompute" and kv.tokens is None:
         raise LocalError("missing='recompute' needs the token ids: give tokens=... (to prepare, for a prepared cache)")
     options = SendOptions(deadline_s, scheduler, repair_budget, missing, base, late=late == "patch")

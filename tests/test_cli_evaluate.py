@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -10,7 +11,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from rich.console import Console
+
+from quic_pfec.cli.evaluate import print_tables
+from quic_pfec.llm import quality_run
+from quic_pfec.llm.quality_report import cells
 from tests.test_cli_commands import failure, run
+from tests.test_llm_quality import BESIDE
+from tests.test_llm_quality import beside as beside
+from tests.test_llm_quality import m as m
 
 pytestmark = pytest.mark.model
 
@@ -46,9 +55,31 @@ def test_the_whole_of_it_small(tmp_path: Path) -> None:
     assert resumed["cells"] == values["cells"]
 
 
+def test_wire_dtypes_in_the_same_time(beside: quality_run.Run, tmp_path: Path) -> None:
+    table, output = cells(beside.records), io.StringIO()
+    print_tables(Console(file=output, width=130), table, BESIDE, "tiny", "made-up")
+    said = output.getvalue()
+    assert said.count("wire dtypes in the same time: rho 0.5 of tiny") == 1
+    assert "receiver zero" not in said
+    for row in ("auto (progressive)", "int8", "hybrid (per request)"):
+        assert row in said
+    sent = {(cell.wire, cell.sent) for cell in table if cell.arm == "handoff"}
+    assert sent == {("bf16", ""), ("int8", ""), ("progressive", ""), ("auto", "progressive")}
+    [auto] = [cell.as_dict() for cell in table if (cell.wire, cell.name) == ("auto", "hybrid")]
+    assert 0 <= auto["finer"]["mean"] <= auto["blocks"]["mean"] <= 1
+    pytest.importorskip("matplotlib")
+    from quic_pfec.cli.quality_picture import draw_quality
+
+    draw_quality(table, beside.completions, tmp_path / "quality.png", "tiny")
+    assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert "--point is quality" in failure("evaluate", "--point", "nowhere")
     assert "percentages" in failure(*SMALL, "--kept", "ten")
     assert "neither a channel" in failure(*SMALL, "--channel", "calm")
     assert "none.jsonl" in failure(*SMALL, "--data", tmp_path / "none.jsonl")
     assert "multiple of 16" in failure(*SMALL, "--tokens", "1537")
+    assert "others of bf16, fp16" in failure(*SMALL, "--beside", "int3")
+    assert "receivers are zero and mask" in failure(*SMALL, "--receiver", "guess")
+    assert "wire_dtype is one of" in failure(*SMALL, "--wire-dtype", "auto")

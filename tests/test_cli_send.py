@@ -153,6 +153,29 @@ async def test_without_the_extension(endpoint: Endpoint) -> None:
     assert endpoint.received[0].is_complete
 
 
+async def test_auto_chooses_once_it_knows_the_link_and_says_why(endpoint: Endpoint) -> None:
+    common = ("--tokens", "100", "--max-new-tokens", "0", "--wire-dtype", "auto")
+    result = await endpoint.send(*common, "--rate", "100Mbps")
+    assert result.exit_code == 0, result.output
+    assert "wire     auto chose bf16: bf16 needs" in result.stderr
+    # 205 kB in bf16 take 0.9 s at this rate.
+    result = await endpoint.send(*common, "--rate", "2Mbps", "--deadline", "0.5", "--json")
+    values = json.loads(result.stdout)
+    assert values["wire_dtype"] == values["auto"]["wire_dtype"] == "progressive"
+    assert values["auto"]["needed_s"] > values["auto"]["remaining_s"] > 0
+    assert "that does not fit" in values["auto"]["reason"]
+    assert endpoint.received[0].manifest.wire_dtype == "bf16"
+
+
+async def test_a_wire_dtype_that_is_named_is_taken(endpoint: Endpoint) -> None:
+    result = await endpoint.send("--tokens", "100", "--max-new-tokens", "0", "--wire-dtype", "progressive")
+    assert result.exit_code == 0, result.output
+    assert "wire     progressive" in result.stderr
+    assert "blocks   56 of 56 whole" in result.stderr  # units: a base and a refinement of each block
+    [received] = endpoint.received
+    assert received.manifest.wire_dtype == "progressive"
+
+
 async def test_refusals_are_one_line(endpoint: Endpoint) -> None:
     short = ("--tokens", "100", "--max-new-tokens", "3")
     assert "unauthorized): the token is missing or wrong" in one_line(await endpoint.send(*short, token="guess"))
@@ -180,6 +203,7 @@ async def test_untrusted_certificate(endpoint: Endpoint) -> None:
         (("--late", "patch", "--missing", "recompute"), "while tokens are generated"),
         (("--late", "patch", "--max-new-tokens", "0"), "while tokens are generated"),
         (("--missing", "guess"), "mask, zero or recompute"),
+        (("--wire-dtype", "int3"), "progressive, auto, not 'int3'"),
         (("--scheduler", "magic"), "choose one of"),
         (("--rate", "5 furlongs"), "rate"),
         (("--rate", "5Mbps", "--congestion-control-algorithm", "reno"), "rate"),

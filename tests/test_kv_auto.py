@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from quic_pfec.kv.auto import choose_wire_dtype
+from quic_pfec.kv.auto import choose_wire_dtype, weigh
 from quic_pfec.kv.layout import LayerShape, Layout
 
 LAYOUT = Layout((LayerShape(3, 64),) * 30, tokens=512)  # 8,640 symbols of 1,371 bytes
@@ -34,6 +34,15 @@ def test_bf16_while_all_of_it_and_what_is_lost_can_be_sent() -> None:
 @pytest.mark.parametrize("remaining_s", [0.0, -1.0])
 def test_no_time_at_all(remaining_s: float) -> None:
     assert choose_wire_dtype(LAYOUT, lambda _: Path(1e-4), remaining_s, 0.0) == "progressive"
+
+
+def test_the_grounds_are_said_in_a_line() -> None:
+    tight = weigh(LAYOUT, lambda _: Path(1e-4), 0.5, 0.1)
+    assert tight.needed_s == pytest.approx(8640 * 1e-4 * 1.1)
+    assert tight.reason == "bf16 needs 0.95 s of the 0.5 s that are left, with 10% lost: that does not fit"
+    assert weigh(LAYOUT, lambda _: Path(1e-4), 2.0, 0.0).reason.endswith(
+        "of the 2 s that are left, with 0% lost: that fits"
+    )
 
 
 def test_what_the_layout_was_made_for_does_not_matter() -> None:

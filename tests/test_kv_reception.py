@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from quic_pfec.kv.assemble import Assembler
 from quic_pfec.kv.layout import LayerShape, Layout
 from quic_pfec.kv.prepared import prepare_arrays
-from quic_pfec.kv.reception import fragments_by_unit, kept_elements, kept_rows
+from quic_pfec.kv.reception import complete_units, fragments_by_unit, kept_elements, kept_rows, refined_rows
+from quic_pfec.kv.units import KVArrays, as_received
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.limits import UNIT_HEADER_SIZE
 from quic_pfec.wire.manifest import QUANTISED
@@ -73,10 +76,49 @@ def test_everything_and_nothing() -> None:
         assert all((row == came).all() for row in rows)
 
 
-def test_precisions_are_not_told_by_elements() -> None:
-    layout = Layout((LayerShape(2, 8),), 40, wire_dtype="progressive")
-    with pytest.raises(LocalError, match="precision in progressive"):
-        kept_elements(layout, 100, np.ones((layout.unit_count, 5), dtype=np.bool_))
+@pytest.mark.parametrize("share", [0.85, 0.95])
+@pytest.mark.parametrize("tokens", [256, 262])
+def test_two_precisions_equal_the_assembler(tokens: int, share: float) -> None:
+    """Rows of bases, and which are finer, against what the assembler makes of the same packets, in any order."""
+    rng = np.random.default_rng([tokens, int(100 * share)])
+    shapes = (LayerShape(2, 16), LayerShape(1, 32))
+    arrays = [
+        tuple(rng.standard_normal((shape.kv_heads, tokens, shape.head_dim)).astype(np.float32) for _ in range(2))
+        for shape in shapes
+    ]
+    layout = Layout(shapes, tokens, wire_dtype="progressive")
+    kv = prepare_arrays(  # type: ignore[arg-type]
+        arrays, dtype="fp32", model="m", wire_dtype="progressive", utility=rng.uniform(1, 900, layout.block_count)
+    )
+    size = kv.symbol_size
+    payload, counts = size - UNIT_HEADER_SIZE, layout.fragment_counts(size)
+    assert counts.min() < counts.max()
+    fragments = fragments_by_unit(layout, size, kv.send_order, rng.random(layout.symbols(size)) < share)
+    assembler = Assembler(layout, "fp32")
+    for position in rng.permutation(layout.unit_count).tolist():
+        unit, data = kv.unit_at(position)
+        parts = [part for part in range(int(counts[unit])) if fragments[unit, part]]
+        present = [(part * payload, min((part + 1) * payload, len(data))) for part in parts]
+        assembler.write_partial(unit, data, present)
+    got = assembler.finish("mask")
+    complete, finer = complete_units(layout, size, fragments), refined_rows(layout, size, fragments)
+    assert np.array_equal(complete, got.complete)
+    assert 0 < np.concatenate(finer).sum() < complete[: layout.block_count].sum() * layout.block_tokens
+    rows = kept_rows(kept_elements(layout, size, fragments))
+    sent = KVArrays.of(arrays, "fp32")  # type: ignore[arg-type]
+    coarse = as_received(replace(layout, wire_dtype="int4"), sent).layers
+    fine = as_received(layout, sent).layers
+    for layer, pair in enumerate(got.arrays.layers):
+        assert np.array_equal(got.row_valid[layer], rows[layer])
+        for kind in (0, 1):
+            held = np.where(finer[layer][:, None], fine[layer][kind], coarse[layer][kind])
+            assert np.array_equal(pair[kind], np.where(rows[layer][..., None], held, 0))
+
+
+def test_one_precision_has_no_refinements() -> None:
+    layout = Layout((LayerShape(2, 8),), 40)
+    with pytest.raises(LocalError, match="bf16 has no refinements"):
+        refined_rows(layout, 100, np.ones((layout.unit_count, 11), dtype=np.bool_))
 
 
 def test_wrong_number_of_symbols() -> None:

@@ -45,7 +45,7 @@ def evaluate_command(
         str, typer.Option(help="paper, iid5, ge2, long8 ..., four Gilbert-Elliott numbers, or trace:FILE.")
     ] = "paper",
     rho: Annotated[
-        list[float] | None, typer.Option(help="Time as a share of what all takes; repeat. 0.8, 1.0.")
+        list[float] | None, typer.Option(help="Time as a share of what all packets take; repeat. 0.8, 1.0.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=64, help="Tokens of each context, a multiple of 16.")] = 1536,
     positions: Annotated[int, typer.Option(min=1, help="Tokens of the continuation that are judged.")] = 64,
@@ -55,7 +55,19 @@ def evaluate_command(
     repair_budget: Annotated[
         float | None, typer.Option(min=0, help="Repairs and resends, a share of the packets. Default: no limit.")
     ] = None,
-    wire_dtype: Annotated[str, typer.Option(help="What the caches travel as: bf16, fp32, int8, fp8, int4.")] = "bf16",
+    wire_dtype: Annotated[
+        str, typer.Option(help="What the caches travel as, and --rho is a share of: bf16, int8, progressive ...")
+    ] = "bf16",
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="quality: hand-offs in this wire dtype, too, in the same time: bf16, int8, fp8, int4, progressive, "
+            "or auto; repeat."
+        ),
+    ] = None,
+    receiver: Annotated[
+        list[str] | None, typer.Option(help="quality: what is done about holes, mask or zero; repeat. Default: both.")
+    ] = None,
     profile_prompts: Annotated[int, typer.Option(min=1, help="Contexts that the profiles are measured on.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of contexts, random order, losses and intervals.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Patterns judged at once: memory, not results.")] = 8,
@@ -100,7 +112,7 @@ def evaluate_command(
 
         from quic_pfec.llm.dataset import builtin_dataset, load_dataset
         from quic_pfec.llm.models import load
-        from quic_pfec.llm.quality import Settings
+        from quic_pfec.llm.quality import RECEIVERS, Settings
         from quic_pfec.llm.quality_report import cells
         from quic_pfec.llm.quality_run import run
 
@@ -120,6 +132,8 @@ def evaluate_command(
             profile_prompts=profile_prompts,
             seed=seed,
             wire_dtype=wire_dtype,
+            beside=tuple(beside or ()),
+            receivers=tuple(receiver or RECEIVERS),  # type: ignore[arg-type]  # checked there
             batch=batch,
         )
         questions = builtin_dataset() if data is None else load_dataset(data)
@@ -156,7 +170,7 @@ def evaluate_command(
         print(f"figures: {json_path}")
     if picture is not None:
         title = f"{loaded.name}, {questions.name}, {tokens} tokens, {settings.wire_dtype}, {result.examples} examples"
-        draw_quality(table, result.completions, picture, title)
+        draw_quality(table, result.completions, picture, title, wire_dtype)
         print(f"picture: {picture}")
 
 
@@ -173,7 +187,6 @@ def print_tables(console: Any, table: list[Cell], settings: Settings, model: str
     from rich.table import Table
 
     from quic_pfec.llm.handoffs import SCHEMES
-    from quic_pfec.llm.quality import RECEIVERS
 
     labels = {scheme.key: scheme.label for scheme in SCHEMES}
     head = f"{model}, {data}, {settings.tokens} tokens, wire {settings.wire_dtype}"
@@ -184,7 +197,7 @@ def print_tables(console: Any, table: list[Cell], settings: Settings, model: str
         if cell.arm not in ("retention", "handoff"):
             arms.add_row(cell.arm.replace("_", " "), str(cell.agreement), str(cell.kl), str(cell.f1))
     console.print(arms)
-    for receiver in RECEIVERS:
+    for receiver in settings.receivers:
         mine = [cell for cell in table if cell.arm == "retention" and cell.receiver == receiver]
         shares = sorted({cell.share for cell in mine})
         if mine:
@@ -196,9 +209,10 @@ def print_tables(console: Any, table: list[Cell], settings: Settings, model: str
                 row = {cell.share: cell for cell in mine if cell.name == name}
                 kept.add_row(name, *(f"{row[s].agreement.mean:.2f} \\[{row[s].agreement.low:.2f}]" for s in shares))
             console.print(kept)
-    for receiver in RECEIVERS:
+    for receiver in settings.receivers:
         for rho in settings.rhos:
-            mine = [c for c in table if c.arm == "handoff" and c.receiver == receiver and c.share == rho]
+            here = [c for c in table if c.arm == "handoff" and c.receiver == receiver and c.share == rho]
+            mine = [c for c in here if c.wire == settings.wire_dtype]
             ends = Table(
                 title=f"channel {settings.channel}, rho {rho:g}, receiver {receiver}: {head}", title_justify="left"
             )
@@ -210,7 +224,28 @@ def print_tables(console: Any, table: list[Cell], settings: Settings, model: str
                     labels[cell.name], f"{cell.blocks.mean:.3f}", str(cell.agreement), str(cell.kl), str(cell.f1)
                 )
             console.print(ends)
+            if len(mine) < len(here):
+                console.print(beside_table(here, settings, labels, f"rho {rho:g} of {head}, receiver {receiver}"))
     console.print("intervals: 95 %, bootstrap over examples; in the tables of blocks kept, [] is the lower end")
+
+
+def beside_table(here: list[Cell], settings: Settings, labels: dict[str, str], head: str) -> Any:
+    """Hand-offs by wire dtype, all in the same time; of the first only the schemes that the others have."""
+    from rich.table import Table
+
+    table = Table(title=f"wire dtypes in the same time: {head}", title_justify="left")
+    for name in ("wire", "scheme", "blocks", "finer", "agreement", "KL, nats"):
+        table.add_column(name, justify="left" if name in ("wire", "scheme") else "right")
+    schemes = {cell.name for cell in here if cell.wire != settings.wire_dtype}
+    for cell in here:
+        if cell.name in schemes:
+            assert cell.blocks is not None
+            finer = "" if cell.finer is None else f"{cell.finer.mean:.3f}"
+            wire = f"{cell.wire} ({cell.sent})" if cell.sent else cell.wire
+            table.add_row(
+                wire, labels[cell.name], f"{cell.blocks.mean:.3f}", finer, str(cell.agreement), str(cell.kl)
+            )  # fmt: skip
+    return table
 
 
 def _figures(result: Run, table: list[Cell], settings: Settings) -> dict[str, Any]:

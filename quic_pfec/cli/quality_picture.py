@@ -3,6 +3,7 @@ a block to be complete falls with its place."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,10 @@ _LABELS = {
 }  # fmt: skip
 
 
-def draw_quality(table: Sequence[Cell], completions: Sequence[Completion], path: Path, title: str) -> None:
-    """Draws all cells and writes a PNG."""
+def draw_quality(
+    table: Sequence[Cell], completions: Sequence[Completion], path: Path, title: str, wire_dtype: str = "bf16"
+) -> None:
+    """Draws all cells and writes a PNG. Hand-offs in other wire dtypes than `wire_dtype` have theirs in the name."""
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -32,7 +35,11 @@ def draw_quality(table: Sequence[Cell], completions: Sequence[Completion], path:
         _retention(axis, [c for c in table if c.arm == "retention" and c.receiver == receiver])
         axis.set_title(f"agreement by blocks kept, receiver {receiver}", fontsize=10)
     _divergence(axes[0][2], [cell for cell in table if cell.arm == "retention"])
-    handoffs = [cell for cell in table if cell.arm == "handoff"]
+    handoffs = [
+        cell if cell.wire in ("", wire_dtype) else replace(cell, name=f"{cell.name}, {cell.wire}")
+        for cell in table
+        if cell.arm == "handoff"
+    ]
     rhos = sorted({cell.share for cell in handoffs})[:2]
     for axis, rho in zip(axes[1], rhos, strict=False):
         _bars(axis, [cell for cell in handoffs if cell.share == rho])
@@ -84,6 +91,8 @@ def _bars(axis: Any, cells: Sequence[Cell]) -> None:
     names = list(dict.fromkeys(cell.name for cell in cells))
     for shift, receiver, colour in ((-0.2, "zero", "#f0b357"), (0.2, "mask", "#1f4e79")):
         mine = {cell.name: cell.agreement for cell in cells if cell.receiver == receiver}
+        if not mine:
+            continue
         means = [mine[name].mean for name in names]
         spread = [
             [mine[name].mean - mine[name].low for name in names],

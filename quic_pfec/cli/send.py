@@ -7,8 +7,9 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +19,14 @@ from quic_pfec.cli.output import fail, log_to_stderr, need_extra
 
 if TYPE_CHECKING:
     from quic_pfec.client import Connection
+    from quic_pfec.kv.auto import WireChoice
+    from quic_pfec.kv.layout import Layout
     from quic_pfec.kv.prepared import PreparedKV
     from quic_pfec.llm.models import LoadedModel
     from quic_pfec.report import KVReport
+
+    Packing = Callable[[Callable[[Layout], str]], PreparedKV]
+    """Packs the cache, in the wire dtype that is given or in one chosen long before."""
 
 DEFAULT_TOKENS = 512
 
@@ -75,7 +81,8 @@ def send_command(
     wire_dtype: Annotated[
         str,
         typer.Option(
-            help="What the cache travels as: bf16, its own dtype, or quantised: int8, fp8, int4, progressive."
+            help="What the cache travels as: bf16, its own dtype, quantised (int8, fp8, int4), progressive (int4, "
+            "then refinements), or auto: bf16 if it fits before the deadline, else progressive."
         ),
     ] = "bf16",
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
@@ -124,10 +131,11 @@ def send_command(
         fail(f"--late is drop or patch, not {late!r}")
     if late == "patch" and (missing == "recompute" or not max_new_tokens):
         fail("--late patch fills holes while tokens are generated: not with --missing recompute or --max-new-tokens 0")
+    from quic_pfec.kv.auto import AUTO
     from quic_pfec.wire.manifest import WIRE_DTYPES
 
-    if wire_dtype not in WIRE_DTYPES:
-        fail(f"--wire-dtype is one of {', '.join(WIRE_DTYPES)}, not {wire_dtype!r}")
+    if wire_dtype not in (*WIRE_DTYPES, AUTO):
+        fail(f"--wire-dtype is one of {', '.join((*WIRE_DTYPES, AUTO))}, not {wire_dtype!r}")
     if score not in ("request", "profile"):
         fail(f"--score is request or profile, not {score!r}")
     if not 0 < deadline < float("inf"):
@@ -148,7 +156,7 @@ def send_command(
 
     console = Console(stderr=True, quiet=as_json)
 
-    def make_ready() -> tuple[LoadedModel, PreparedKV, float]:
+    def make_ready() -> tuple[LoadedModel, Packing, float]:
         with need_extra():
             loaded = load(model, device=device)
         ids = context_ids(loaded, file, tokens, seed)
@@ -164,12 +172,18 @@ def send_command(
         )  # fmt: skip
         by_request = score == "request" and order == "utility"
         utility = score_request(loaded, cache, ids, what_matters) if by_request else None
-        kv = prepare(
-            cache, tokens=ids, profile=None if by_request else what_matters, utility=utility,
-            order=order,  # type: ignore[arg-type]  # checked above
-            model=loaded.fingerprint, rope=loaded.rope, wire_dtype=wire_dtype,
-        )  # fmt: skip
-        return loaded, kv, prefill_s
+
+        def pack(wire_dtype: str | Callable[[Layout], str]) -> PreparedKV:
+            return prepare(
+                cache, tokens=ids, profile=None if by_request else what_matters, utility=utility,
+                order=order,  # type: ignore[arg-type]  # checked above
+                model=loaded.fingerprint, rope=loaded.rope, wire_dtype=wire_dtype,
+            )  # fmt: skip
+
+        if wire_dtype == AUTO:
+            return loaded, pack, prefill_s
+        kv = pack(wire_dtype)
+        return loaded, lambda _: kv, prefill_s
 
     def connection() -> AbstractAsyncContextManager[Connection]:
         return connect(
@@ -191,9 +205,16 @@ def send_command(
         async with connection() as conn:
             await conn.authorise()
 
-    async def run(kv: PreparedKV) -> tuple[KVReport, str]:
+    async def run(packing: Packing) -> tuple[PreparedKV, WireChoice | None, KVReport, str]:
         request = Generate(CUE if prompt is None else prompt, max_new_tokens=max_new_tokens)
         async with connection() as conn:
+            choices: list[WireChoice] = []
+
+            def choose(layout: Layout) -> str:
+                choices.append(conn.weigh(layout, deadline))
+                return choices[0].wire_dtype
+
+            kv = packing(choose)  # the deadline is one of the hand-off: it starts after this
             report = await send_kv(
                 conn, kv, deadline, scheduler=scheduler, repair_budget=repair_budget,
                 missing=missing, late=late, then=request if max_new_tokens else None,  # type: ignore[arg-type]
@@ -205,14 +226,14 @@ def send_command(
                     print(part, end="", flush=True)
             if parts and not as_json:
                 print()
-            return report, "".join(parts)
+            return kv, choices[0] if choices else None, report, "".join(parts)
 
     try:
         check_scheduler(scheduler)  # a wrong name must not cost a prefill
         choose_congestion(congestion_control, rate, lossy)
         asyncio.run(knock())
-        loaded, kv, prefill_s = make_ready()
-        report, text = asyncio.run(run(kv))
+        loaded, packing, prefill_s = make_ready()
+        kv, choice, report, text = asyncio.run(run(packing))
     except HandoffRefused as error:
         ours = f"; here it is {loaded.name}, --model {model}" if error.code is AppCode.MODEL_MISMATCH else ""
         fail(f"{error}{ours}")
@@ -221,10 +242,10 @@ def send_command(
     except KeyboardInterrupt:
         fail("interrupted", 130)
     if as_json:
-        print(json.dumps(figures(report, text, loaded, kv, prefill_s)))
+        print(json.dumps(figures(report, text, loaded, kv, prefill_s, choice)))
     else:
         sys.stdout.flush()
-        for line in summary(report):
+        for line in summary(report, choice):
             print(line, file=sys.stderr)
     if not report.confirmed:
         fail("no report came from the receiver: how much arrived is not known")
@@ -250,8 +271,8 @@ def context_ids(loaded: LoadedModel, file: Path | None, tokens: int | None, seed
     return ids if tokens is None else ids[-tokens:]
 
 
-def summary(report: KVReport) -> list[str]:
-    """The report in a few lines for people."""
+def summary(report: KVReport, choice: WireChoice | None = None) -> list[str]:
+    """The report in a few lines for people; `choice`: of "auto"."""
     symbols = report.symbols
     total = report.units_complete + report.units_partial + report.units_missing
     frozen = "unknown" if report.frozen_s is None else f"{report.frozen_s:.3f} s"
@@ -260,6 +281,10 @@ def summary(report: KVReport) -> list[str]:
         f" utility {report.j_block:.3f} whole, {report.j_frac:.3f} with parts",
         f"frozen   after {frozen}, deadline {report.deadline_s:.3f} s; limited by {report.limited_by}: {report.hint}",
     ]
+    if choice is not None:
+        lines.append(f"wire     auto chose {choice.wire_dtype}: {choice.reason}")
+    elif report.wire_dtype != "bf16":
+        lines.append(f"wire     {report.wire_dtype}")
     if report.missing_used not in (None, report.missing):
         lines.append(f"holes    {report.missing_used}: the receiver had no time to {report.missing}")
     if report.patched is not None:
@@ -279,8 +304,10 @@ def summary(report: KVReport) -> list[str]:
     return lines
 
 
-def figures(report: KVReport, text: str, loaded: LoadedModel, kv: PreparedKV, prefill_s: float) -> dict[str, Any]:
-    """The report and its circumstances, for JSON."""
+def figures(
+    report: KVReport, text: str, loaded: LoadedModel, kv: PreparedKV, prefill_s: float, choice: WireChoice | None = None
+) -> dict[str, Any]:
+    """The report and its circumstances, for JSON; `auto` is null unless that chose the wire dtype."""
     return report.as_dict() | {
         "handle": report.handle,
         "hint": report.hint,
@@ -289,6 +316,7 @@ def figures(report: KVReport, text: str, loaded: LoadedModel, kv: PreparedKV, pr
         "tokens": kv.layout.context_tokens,
         "wire_bytes": kv.nbytes,
         "saturated": kv.saturated,
+        "auto": None if choice is None else asdict(choice) | {"reason": choice.reason},
         "model": loaded.name,
         "fingerprint": loaded.fingerprint,
         "profile": kv.profile,

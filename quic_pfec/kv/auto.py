@@ -8,12 +8,12 @@ decided when a hand-off begins and not when a cache is prepared.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from quic_pfec.kv.layout import Layout
 
-__all__ = ["AUTO", "choose_wire_dtype"]
+__all__ = ["AUTO", "WireChoice", "choose_wire_dtype", "weigh"]
 
 AUTO: Final = "auto"
 
@@ -23,7 +23,30 @@ class _Path(Protocol):
     def slot_s(self) -> float: ...
 
 
-def choose_wire_dtype(layout: Layout, path: Callable[[int], _Path], remaining_s: float, loss: float) -> str:
+@dataclass(frozen=True, slots=True)
+class WireChoice:
+    """What "auto" chose, and on what grounds.
+
+    `needed_s`: seconds that all of it takes in bf16, the lost packets twice; `remaining_s`: seconds there are; `loss`:
+    share of packets that the path is expected to lose, 0..1.
+    """
+
+    wire_dtype: str
+    needed_s: float
+    remaining_s: float
+    loss: float
+
+    @property
+    def reason(self) -> str:
+        """The grounds in a line."""
+        kept = "that fits" if self.wire_dtype == "bf16" else "that does not fit"
+        return (
+            f"bf16 needs {self.needed_s:.3g} s of the {max(0.0, self.remaining_s):.3g} s that are left,"
+            f" with {self.loss:.0%} lost: {kept}"
+        )
+
+
+def weigh(layout: Layout, path: Callable[[int], _Path], remaining_s: float, loss: float) -> WireChoice:
     """ "bf16" if all symbols of it can be sent, the lost ones twice, in `remaining_s`; else "progressive".
 
     path: by symbol size in bytes, its `slot_s` is the seconds that a packet with one symbol takes. remaining_s: until
@@ -32,4 +55,9 @@ def choose_wire_dtype(layout: Layout, path: Callable[[int], _Path], remaining_s:
     plain = replace(layout, wire_dtype="bf16")
     size = plain.symbol_size()
     needed_s = plain.symbols(size) * path(size).slot_s * (1 + loss)
-    return "bf16" if needed_s <= remaining_s else "progressive"
+    return WireChoice("bf16" if needed_s <= remaining_s else "progressive", needed_s, remaining_s, loss)
+
+
+def choose_wire_dtype(layout: Layout, path: Callable[[int], _Path], remaining_s: float, loss: float) -> str:
+    """The wire dtype that `weigh` chooses."""
+    return weigh(layout, path, remaining_s, loss).wire_dtype

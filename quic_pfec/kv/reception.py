@@ -2,7 +2,8 @@
 
 The simulator knows which symbols a receiver ends up with; what the model sees are elements and rows. The rules are
 those of `assemble`, applied to all units at once: an element counts if all its bytes and those of its scale came, a row
-of a head if its keys and values wholly came. Used to judge thousands of simulated hand-offs.
+of a head if its keys and values wholly came. In the progressive form those are the rows of bases, and a block is finer
+if base and refinement wholly came. Used to judge thousands of simulated hand-offs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from quic_pfec.kv.units import form_of
 from quic_pfec.wire.errors import LocalError
 from quic_pfec.wire.limits import UNIT_HEADER_SIZE
 
-__all__ = ["fragments_by_unit", "kept_elements", "kept_rows"]
+__all__ = ["complete_units", "fragments_by_unit", "kept_elements", "kept_rows", "refined_rows"]
 
 Bits = npt.NDArray[np.bool_]
 
@@ -40,12 +41,10 @@ def kept_elements(layout: Layout, symbol_size: int, fragments: Bits) -> list[Bit
     """Elements all of whose bytes, and those of their scales, came.
 
     Per layer bool [kv_heads, tokens, 2, head_dim], keys first. `fragments`: bool [unit_count, fragments], see
-    `fragments_by_unit`. Raises LocalError for the progressive form, of which elements come in two precisions.
+    `fragments_by_unit`. In the progressive form the elements of bases; `refined_rows` tells which are finer.
     """
-    if len(layout.forms) > 1:
-        raise LocalError(f"which elements came does not tell their precision in {layout.wire_dtype}")
     payload = symbol_size - UNIT_HEADER_SIZE
-    by_layer = fragments.reshape(len(layout.layers), layout.columns, -1)
+    by_layer = fragments[: layout.block_count].reshape(len(layout.layers), layout.columns, -1)
     kept = []
     for layer, (shape, held) in enumerate(zip(layout.layers, by_layer, strict=True)):
         form = form_of(layout, layer)
@@ -55,6 +54,24 @@ def kept_elements(layout: Layout, symbol_size: int, fragments: Bits) -> list[Bit
         rows = elements.reshape(-1, shape.kv_heads, 2, shape.head_dim)[: layout.tokens]
         kept.append(np.ascontiguousarray(rows.transpose(1, 0, 2, 3)))
     return kept
+
+
+def complete_units(layout: Layout, symbol_size: int, fragments: Bits) -> Bits:
+    """Units all of whose symbols came, bool [unit_count]. `fragments` as of `fragments_by_unit`."""
+    complete: Bits = fragments.sum(axis=1) == layout.fragment_counts(symbol_size)
+    return complete
+
+
+def refined_rows(layout: Layout, symbol_size: int, fragments: Bits) -> list[Bits]:
+    """Rows of blocks of which base and refinement wholly came, in the progressive form: per layer bool [tokens].
+
+    Raises LocalError for a wire dtype of one precision.
+    """
+    if len(layout.forms) < 2:
+        raise LocalError(f"{layout.wire_dtype} has no refinements")
+    finer = complete_units(layout, symbol_size, fragments).reshape(2, len(layout.layers), layout.columns).all(axis=0)
+    rows = np.repeat(finer, layout.block_tokens, axis=1)[:, : layout.tokens]
+    return list(np.ascontiguousarray(rows))
 
 
 def kept_rows(elements: list[Bits]) -> list[Bits]:

@@ -22,13 +22,22 @@ import msgspec
 from quic_pfec.kv.profile import PAPER_GROUPS, Profile, Receiver
 from quic_pfec.llm import profiler
 from quic_pfec.llm.dataset import Dataset, Example
-from quic_pfec.llm.handoffs import SCHEMES, Ranking, completion, deliver, open_channel, packets_of_a_unit
+from quic_pfec.llm.handoffs import BESIDE, SCHEMES, Ranking, completion, deliver, open_channel, packets_of_a_unit
 from quic_pfec.llm.models import LoadedModel, load
-from quic_pfec.llm.quality import RECEIVERS, Deliveries, Profiles, Record, Settings, evaluate_example, layout_of
+from quic_pfec.llm.quality import (
+    Deliveries,
+    Profiles,
+    Record,
+    Settings,
+    evaluate_example,
+    layout_of,
+    realisation,
+    wires,
+)
 
 __all__ = ["Completion", "Journal", "Progress", "Run", "run"]
 
-JOURNAL_VERSION: Final = 1
+JOURNAL_VERSION: Final = 2
 COMPLETION_PARTS: Final = 20
 
 Progress = Callable[[str, int, int], None]
@@ -136,22 +145,32 @@ def run(
     `jobs` > 1: as many processes, each with one thread and the model named `source` on `device`. Raises ValueError for
     settings that do not fit model or data.
     """
-    layout = layout_of(m, settings)
-    packets_of_a_unit(layout)  # what cannot be simulated must not cost a profile first
+    layouts = {wire: layout_of(m, settings, wire) for wire in wires(m, settings)}
+    packets_of_a_unit(layout_of(m, settings, "bf16"))  # what cannot be simulated must not cost a profile first
     channel = open_channel(settings.channel)
     notes = Journal(journal, settings_key(m, data, settings))
     _measure_profiles(m, data, settings, notes, progress)
     deliveries: Deliveries = {}
     completions = []
     policies = list(dict.fromkeys(scheme.policy for scheme in SCHEMES))
-    total = len(policies) * len(settings.rhos) * settings.losses
-    for policy in policies:
-        for rho in settings.rhos:
-            for loss in range(settings.losses):
-                seed = 1000 * settings.seed + loss
-                deliveries[policy, rho, loss] = deliver(layout, policy, rho, channel, seed, settings.repair_budget)
-                progress("losses", len(deliveries), total)
-            known = [deliveries[policy, rho, loss] for loss in range(settings.losses)]
+    beside = {scheme.policy for scheme in SCHEMES if scheme.key in BESIDE}
+    reference = layouts[settings.wire_dtype]
+    cells = [
+        (wire, policy, rho)
+        for wire, layout in layouts.items()
+        if len(layout.forms) == 1  # those of two precisions are sent request by request
+        for policy in policies
+        if wire == settings.wire_dtype or policy in beside
+        for rho in settings.rhos
+    ]
+    for wire, policy, rho in cells:
+        layout, known = layouts[wire], []
+        for loss in range(settings.losses):
+            seed = realisation(settings, loss)
+            known.append(deliver(layout, policy, rho, channel, seed, settings.repair_budget, reference))
+            deliveries[wire, policy, rho, loss] = known[-1]
+            progress("losses", len(deliveries), len(cells) * settings.losses)
+        if wire == settings.wire_dtype:
             falling = completion(layout, known, min(COMPLETION_PARTS, layout.unit_count))
             completions.append(Completion(policy, rho, tuple(falling.tolist())))
     chosen = data.evaluation[:examples]
@@ -172,7 +191,7 @@ def _measure_profiles(m: LoadedModel, data: Dataset, settings: Settings, notes: 
     prompts = min(settings.profile_prompts, len(data.profile))
     kinds: list[tuple[Ranking, int]] = [("paper", min(PAPER_GROUPS, int(m.config.num_hidden_layers))), ("layer", 0)]
     for ranking, groups in kinds:
-        for receiver in RECEIVERS:
+        for receiver in settings.receivers:
             if (ranking, receiver) in notes.profiles:
                 continue
             wanted = profiler.Settings(
