@@ -1,0 +1,54 @@
+"""The network in torch, as it is trained, and its way to and from the plain arrays in which it ships."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quic_pfec.schedule.network import HIDDEN
+
+try:
+    import torch
+    from torch import nn
+except ImportError as error:
+    raise ImportError('training needs an extra: pip install "quic-pfec[train]"') from error
+
+from quic_pfec.sim.engine import FEATURES_COUNT
+
+__all__ = ["arrays", "load_arrays", "make_module", "versions"]
+
+_NAMES = ("w1", "b1", "w2", "b2", "w3", "b3")
+
+
+def make_module(choices: int, seed: int) -> nn.Sequential:
+    """15-64-64-`choices` with ReLU; one thread and deterministic algorithms, so that a seed gives the same weights."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(FEATURES_COUNT, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, choices)
+    )
+
+
+def arrays(module: nn.Module) -> dict[str, NDArray[np.float32]]:
+    """The parameters by the names of `schedule.network.Network`; its matrices are (inputs, outputs), torch's not."""
+    values = [parameter.detach().numpy().T.copy() for parameter in module.parameters()]
+    return dict(zip(_NAMES, values, strict=True))
+
+
+def load_arrays(module: nn.Module, values: dict[str, NDArray[np.float32]]) -> None:
+    """The reverse of `arrays`. Raises ValueError for a shape that is another."""
+    with torch.no_grad():
+        for name, parameter in zip(_NAMES, module.parameters(), strict=True):
+            value = values[name].T
+            if value.shape != tuple(parameter.shape) or not np.isfinite(value).all():
+                raise ValueError(f"{name}: {value.shape} or not finite, {tuple(parameter.shape)} expected")
+            parameter.copy_(torch.from_numpy(value.copy()))
+
+
+def versions() -> dict[str, str]:
+    """What the weights depend on, for their file."""
+    return {"python": platform.python_version()} | {name: version(name) for name in ("torch", "numpy", "quic-pfec")}
