@@ -1,8 +1,8 @@
 """The paper's learner (arXiv 2610.21390, section IV-C): a Double DQN over hand-offs at random, in one flat file.
 
-Warm start: the replay first holds what a heuristic does, without any imitation loss. Then decisions are made by the net,
-at random with a probability that falls; every 16 of them one batch is learned. Everything that the paper does not name
-(batch, size of the replay, scale of the reward, what the ranges are drawn from) is a field of `Args` and listed in
+Warm start: the replay first holds what a heuristic does, without any imitation loss. Then the net decides, or chance
+with a probability that falls; every 16 decisions one batch is learned. Everything that the paper does not name (batch,
+size of the replay, scale of the reward, what the ranges are drawn from) is a field of `Args` and listed in
 docs/training.md. One thread, one generator: the same seed gives the same weights on the same machine.
 """
 
@@ -25,7 +25,7 @@ from quic_pfec.schedule.policies import Policy, compiled, make_twin
 from quic_pfec.sim.engine import FEATURES_COUNT
 from quic_pfec.train.environment import Crowd, Window
 from quic_pfec.train.judge import play_network
-from quic_pfec.train.module import arrays, load_arrays, make_module, versions
+from quic_pfec.train.module import NAMES, Arrays, arrays, load_arrays, make_module, versions
 from quic_pfec.train.replay import Replay
 from quic_pfec.train.world import VALIDATION, Distribution, World, draw
 from quic_pfec.wire.errors import LocalError
@@ -35,6 +35,7 @@ __all__ = ["Args", "Learner", "Result", "load_checkpoint", "save_checkpoint", "t
 
 VALIDATION_WORLDS = 24
 _COUNTERS = ("transitions", "updates", "episodes", "next_seed", "loss")
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Args:
     lanes: int = 16
     """hand-offs side by side (ours)"""
     episodes: int | None = None
-    """ends after so many hand-offs, if that comes before the last transition (paper: 120, which the total amounts to)"""
+    """ends after so many hand-offs if that comes first (paper: 120, about what the transitions amount to)"""
     choose: int = 20
     """times that the greedy policy is measured on validation seeds; the best net is kept (ours; 0 = the last one)"""
 
@@ -110,7 +111,7 @@ class Learner:
         self.low = np.full(FEATURES_COUNT, np.inf, dtype=np.float32)
         self.high = np.full(FEATURES_COUNT, -np.inf, dtype=np.float32)
         self.curve: list[dict[str, float]] = []
-        self.best: dict[str, NDArray[np.float32]] = arrays(self.online)
+        self.best: Arrays = arrays(self.online)
         self.best_score = -np.inf
         self.next_seed = args.seed << 24
         self._crowd: Crowd | None = None
@@ -212,7 +213,7 @@ class Learner:
         if self.args.choose == 0 or row["j_block"] > self.best_score:
             self.best, self.best_score = now, row["j_block"]
 
-    def network(self, values: dict[str, NDArray[np.float32]], name: str = "", command: str = "") -> Network:
+    def network(self, values: Arrays, name: str = "", command: str = "") -> Network:
         """The parameters as a network that can be saved."""
         settings = asdict(self.args) | {"epsilon": list(self.args.epsilon)}
         return Network(
@@ -254,14 +255,11 @@ def save_checkpoint(learner: Learner, path: Path) -> None:
     """
     state = learner.adam.state_dict()["state"]
     values: dict[str, NDArray[Any]] = {f"replay_{name}": rows for name, rows in learner.replay.saved().items()}
-    for prefix, held in (
-        ("online", arrays(learner.online)),
-        ("target", arrays(learner.target)),
-        ("best", learner.best),
-    ):
-        values |= {f"{prefix}_{name}": value for name, value in held.items()}
+    nets = {"online": arrays(learner.online), "target": arrays(learner.target), "best": learner.best}
+    for prefix, held in nets.items():
+        values |= {f"{prefix}_{name}": held[name] for name in NAMES}
     for index, moments in state.items():
-        values |= {f"adam_{index}_{name}": moments[name].numpy() for name in ("step", "exp_avg", "exp_avg_sq")}
+        values |= {f"adam_{index}_{name}": moments[name].numpy() for name in _MOMENTS}
     meta = {
         "args": asdict(learner.args), "chance": learner.chance.bit_generator.state, "curve": learner.curve,
         "best_score": learner.best_score if np.isfinite(learner.best_score) else None,
@@ -283,11 +281,13 @@ def load_checkpoint(path: Path) -> Learner:
         meta = json.loads(values["meta"].tobytes())
         learner = Learner(Args(**(meta["args"] | {"epsilon": tuple(meta["args"]["epsilon"])})))
         for prefix, module in (("online", learner.online), ("target", learner.target)):
-            load_arrays(module, {name: values[f"{prefix}_{name}"] for name in learner.best})
-        learner.best = {name: values[f"best_{name}"] for name in learner.best}
+            load_arrays(module, {name: values[f"{prefix}_{name}"] for name in NAMES})
+        kept = make_module(4, learner.args.seed)
+        load_arrays(kept, {name: values[f"best_{name}"] for name in NAMES})
+        learner.best = arrays(kept)
         state = {
-            index: {name: torch.from_numpy(values[f"adam_{index}_{name}"]) for name in ("step", "exp_avg", "exp_avg_sq")}
-            for index in range(len(learner.best)) if f"adam_{index}_step" in values
+            index: {name: torch.from_numpy(values[f"adam_{index}_{name}"]) for name in _MOMENTS}
+            for index in range(len(NAMES)) if f"adam_{index}_step" in values
         }  # fmt: skip
         learner.adam.load_state_dict({"state": state, "param_groups": learner.adam.state_dict()["param_groups"]})
         learner.replay.add(**{name: values[f"replay_{name}"] for name in learner.replay.arrays})

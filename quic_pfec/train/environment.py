@@ -1,8 +1,8 @@
 """The paper's decision process as environments: one hand-off for any learner's toolbox, many at once for ours.
 
 `PriorityFecEnv` is a `gymnasium.Env`; `Crowd` steps many hand-offs in one call of the compiled engine, each replaced by
-the next seed's when it ends, which is what makes a million decisions a matter of minutes. Rewards are the paper's (growth
-of J_block and of a potential that is 0 at both ends), so that they sum to the J_block at the deadline.
+the next seed's when it ends: a decision costs some 10 us. Rewards are the paper's, growth of J_block and of a potential
+that is 0 at both ends, so that they sum to the J_block at the deadline.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Crowd:
         self._decisions = np.zeros(count, dtype=np.int64)
         for lane in range(count):  # every lane must hold something before any may be asked
             self._deal(lane)
-        for lane in np.flatnonzero(self._begin(np.arange(count))):
-            self._refill(int(lane))
+        for empty in np.flatnonzero(self._begin(np.arange(count))):
+            self._refill(int(empty))
         self._look()
 
     def _deal(self, lane: int) -> None:
@@ -137,8 +137,9 @@ class PriorityFecEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         features: Literal[1, 2] = 1,
         resend: bool = False,
     ) -> None:
+        self._choices = 5 if resend else 4
         self.observation_space = gymnasium.spaces.Box(LOW, HIGH, dtype=np.float32)
-        self.action_space = gymnasium.spaces.Discrete(5 if resend else 4)
+        self.action_space = gymnasium.spaces.Discrete(self._choices)
         self._lanes = Lanes(1, resend=resend, features=features)
         self._distribution: Distribution = distribution
         self._window: Window = window
@@ -160,7 +161,7 @@ class PriorityFecEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """What may be chosen, bool[A]; all False at the end."""
-        return self._lanes.masks()[0, : int(self.action_space.n)]  # type: ignore[attr-defined]
+        return self._lanes.masks()[0, : self._choices]
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """gymnasium's five: features, reward, over, never cut off, info. Raises ValueError after the end."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +20,24 @@ except ImportError as error:
 
 from quic_pfec.sim.engine import FEATURES_COUNT
 
-__all__ = ["arrays", "load_arrays", "make_module", "versions"]
 
-_NAMES = ("w1", "b1", "w2", "b2", "w3", "b3")
+Name = Literal["w1", "b1", "w2", "b2", "w3", "b3"]
+
+
+class Arrays(TypedDict):
+    """The parameters by the names of `schedule.network.Network`."""
+
+    w1: NDArray[np.float32]
+    b1: NDArray[np.float32]
+    w2: NDArray[np.float32]
+    b2: NDArray[np.float32]
+    w3: NDArray[np.float32]
+    b3: NDArray[np.float32]
+
+
+__all__ = ["NAMES", "Arrays", "arrays", "load_arrays", "make_module", "versions"]
+
+NAMES: tuple[Name, ...] = ("w1", "b1", "w2", "b2", "w3", "b3")
 
 
 def make_module(choices: int, seed: int) -> nn.Sequential:
@@ -33,16 +50,16 @@ def make_module(choices: int, seed: int) -> nn.Sequential:
     )
 
 
-def arrays(module: nn.Module) -> dict[str, NDArray[np.float32]]:
-    """The parameters by the names of `schedule.network.Network`; its matrices are (inputs, outputs), torch's not."""
-    values = [parameter.detach().numpy().T.copy() for parameter in module.parameters()]
-    return dict(zip(_NAMES, values, strict=True))
+def arrays(module: nn.Module) -> Arrays:
+    """Copies of the parameters; matrices are (inputs, outputs), torch's not."""
+    w1, b1, w2, b2, w3, b3 = (parameter.detach().numpy().T.copy() for parameter in module.parameters())
+    return {"w1": w1, "b1": b1, "w2": w2, "b2": b2, "w3": w3, "b3": b3}
 
 
-def load_arrays(module: nn.Module, values: dict[str, NDArray[np.float32]]) -> None:
+def load_arrays(module: nn.Module, values: Mapping[str, NDArray[Any]]) -> None:
     """The reverse of `arrays`. Raises ValueError for a shape that is another."""
     with torch.no_grad():
-        for name, parameter in zip(_NAMES, module.parameters(), strict=True):
+        for name, parameter in zip(NAMES, module.parameters(), strict=True):
             value = values[name].T
             if value.shape != tuple(parameter.shape) or not np.isfinite(value).all():
                 raise ValueError(f"{name}: {value.shape} or not finite, {tuple(parameter.shape)} expected")

@@ -99,7 +99,7 @@ def _wide(chance: np.random.Generator, seed: int) -> World:
     lost = _lost(_any_channel(chance), slots, seed)
     if chance.random() < 0.15:
         lost[slots // 2 :] = _lost(_any_channel(chance), slots, seed + 1)[slots // 2 :]
-    slot_s, steps = 112e-6, ()
+    slot_s, steps = 112e-6, tuple[PathStep, ...]()
     if chance.random() < 0.15:
         pace, delay = _between(chance, 0.4, 2.5), _between(chance, 0.4, 2.5)
         steps = (PathStep(int(chance.integers(1, slots)), rtt_slots * slot_s * delay, slot_s * pace),)
