@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quic_pfec.schedule.network import HIDDEN
+from quic_pfec.sim.engine import FEATURES_COUNT
 
 try:
     import torch
@@ -18,8 +19,7 @@ try:
 except ImportError as error:
     raise ImportError('training needs an extra: pip install "quic-pfec[train]"') from error
 
-from quic_pfec.sim.engine import FEATURES_COUNT
-
+__all__ = ["NAMES", "Arrays", "arrays", "load_arrays", "make_module", "versions"]
 
 Name = Literal["w1", "b1", "w2", "b2", "w3", "b3"]
 
@@ -34,8 +34,6 @@ class Arrays(TypedDict):
     w3: NDArray[np.float32]
     b3: NDArray[np.float32]
 
-
-__all__ = ["NAMES", "Arrays", "arrays", "load_arrays", "make_module", "versions"]
 
 NAMES: tuple[Name, ...] = ("w1", "b1", "w2", "b2", "w3", "b3")
 

@@ -21,13 +21,24 @@ from torch import nn
 from quic_pfec.schedule.network import Network
 from quic_pfec.schedule.policies import Hybrid, Policy, compiled
 from quic_pfec.sim.engine import ACTIONS, FEATURES_COUNT, Lanes, reset
-from quic_pfec.sim.points import Cell
+from quic_pfec.sim.points import Cell, cells
 from quic_pfec.sim.sweep import half_width
-from quic_pfec.train.judge import cell_world, play_network, play_rule
+from quic_pfec.train.judge import cell_label, cell_world, play_network, play_rule
 from quic_pfec.train.module import arrays, make_module, versions
 from quic_pfec.train.world import GATE, TRAINING, VALIDATION, Distribution, World, draw
 
-__all__ = ["Args", "Labels", "choose_margin", "collect", "fit", "judge_cells", "label_world", "passes"]
+__all__ = [
+    "Args",
+    "Gain",
+    "Labels",
+    "choose_margin",
+    "collect",
+    "fit",
+    "gate_cells",
+    "judge_cells",
+    "label_world",
+    "passes",
+]
 
 RESEND = len(ACTIONS) - 1
 
@@ -191,7 +202,7 @@ def fit(
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Gain:
     """J_block with and without the net on the same hand-offs: mean difference and half its 95 % interval."""
 
     label: str
@@ -204,15 +215,15 @@ class Compared:
         return asdict(self)
 
 
-def _compare(network: Network, worlds: Sequence[World], label: str) -> Compared:
+def _compare(network: Network, worlds: Sequence[World], label: str) -> Gain:
     plain, played = play_rule(base_rule(), worlds), play_network(network, worlds)
     gained = played.j_block - plain.j_block
-    return Compared(label, float(plain.j_block.mean()), float(gained.mean()), half_width(gained), played.acted)
+    return Gain(label, float(plain.j_block.mean()), float(gained.mean()), half_width(gained), played.acted)
 
 
 def choose_margin(
     network: Network, args: Args, progress: Callable[[int, int], None] = lambda done, total: None
-) -> tuple[float | None, list[Compared]]:
+) -> tuple[float | None, list[Gain]]:
     """The margin that gains most on validation seeds, None if none certainly gains; and what each gained."""
     worlds = [draw(args.distribution, VALIDATION + number) for number in range(args.validation)]
     results = []
@@ -225,22 +236,27 @@ def choose_margin(
 
 def judge_cells(
     network: Network,
-    cells: Sequence[Cell],
+    chosen: Sequence[Cell],
     seeds: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Compared]:
+) -> list[Gain]:
     """The net against its base in each cell, on `seeds` hand-offs from `train.world.GATE` on."""
     results = []
-    for cell in cells:
-        budget = "no limit" if cell.budget is None else f"budget {100 * cell.budget:g} %"
-        label = f"{cell.point} {cell.model}, {cell.channel}, T/RTT {cell.t_rtt:g}, rho {cell.rho:g}, {budget}"
-        results.append(_compare(network, [cell_world(cell, GATE + seed) for seed in range(seeds)], label))
-        progress(len(results), len(cells))
+    for cell in chosen:
+        worlds = [cell_world(cell, GATE + seed) for seed in range(seeds)]
+        results.append(_compare(network, worlds, cell_label(cell)))
+        progress(len(results), len(chosen))
     return results
 
 
-def passes(cells: Sequence[Compared], below: float = 0.001) -> bool:
+def gate_cells() -> list[Cell]:
+    """What the gate looks at: `short` with its 1 Gbit/s, the paper's geometry, and half of `heldout`."""
+    paper = [cell for cell in cells("paper") if cell.model.startswith("qwen")]
+    return [*cells("short"), *cells("heldout")[::2], *paper]
+
+
+def passes(gains: Sequence[Gain], below: float = 0.001) -> bool:
     """The gate: certainly above the base somewhere, certainly below it nowhere, and nowhere by more than `below`."""
-    better = any(cell.gain > cell.half for cell in cells)
-    worse = any(cell.gain < -cell.half or cell.gain < -below for cell in cells)
+    better = any(one.gain > one.half for one in gains)
+    worse = any(one.gain < -one.half or one.gain < -below for one in gains)
     return better and not worse
