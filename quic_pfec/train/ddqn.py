@@ -34,7 +34,9 @@ __all__ = ["Args", "Learner", "Result", "load_checkpoint", "save_checkpoint", "t
 
 
 VALIDATION_WORLDS = 24
+WARM_LANES = 4  # few, so that most of their hand-offs end
 _COUNTERS = ("transitions", "updates", "episodes", "next_seed", "loss")
+_VECTORS = ("low", "high", "middle", "spread")
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -54,6 +56,8 @@ class Args:
     """of them the heuristic's: the paper's total less 16 for each of its 16,550 updates"""
     heuristic: str = "deficit"
     """whose decisions the replay begins with (paper: the deficit heuristic)"""
+    returns: int = 5_000
+    """updates on the returns that the heuristic's decisions had, before any are bootstrapped (ours; 0 = none)"""
     learning_rate: float = 1e-4
     """of Adam (paper)"""
     decay: float = 1.0
@@ -76,6 +80,8 @@ class Args:
     """transitions kept (ours: all of the paper's)"""
     reward_scale: float = 10.0
     """what rewards are multiplied by (ours)"""
+    standardise: bool = True
+    """features to mean 0 and deviation 1 over the pretraining, which the first layer takes up afterwards (ours)"""
     lanes: int = 16
     """hand-offs side by side (ours)"""
     episodes: int | None = None
@@ -110,6 +116,8 @@ class Learner:
         self.loss = 0.0
         self.low = np.full(FEATURES_COUNT, np.inf, dtype=np.float32)
         self.high = np.full(FEATURES_COUNT, -np.inf, dtype=np.float32)
+        self.middle = np.zeros(FEATURES_COUNT, dtype=np.float32)
+        self.spread = np.ones(FEATURES_COUNT, dtype=np.float32)
         self.curve: list[dict[str, float]] = []
         self.best: Arrays = arrays(self.online)
         self.best_score = -np.inf
@@ -131,12 +139,57 @@ class Learner:
     def warm_up(self) -> None:
         """Fills the replay with the heuristic's decisions, unless it is."""
         args = self.args
-        crowd = Crowd(args.lanes, args.distribution, self.next_seed, window=args.window, policy=heuristic(args))
+        if self.transitions >= args.pretraining:
+            return
+        crowd = Crowd(WARM_LANES, args.distribution, self.next_seed, window=args.window, policy=heuristic(args))
         while self.transitions < args.pretraining:
             wanted, masks = crowd.lanes.rule_actions(), crowd.masks
-            legal = (wanted >= 0) & masks[np.arange(args.lanes), np.maximum(wanted, 0)]
-            self._move(crowd, np.where(legal, wanted, masks.argmax(axis=1)))  # it may wait, or repair where d = 0
+            legal = (wanted >= 0) & masks[np.arange(WARM_LANES), np.maximum(wanted, 0)]
+            random = (masks * self.chance.random(masks.shape)).argmax(axis=1)
+            wanted = np.where(legal, wanted, masks.argmax(axis=1))  # it may wait, or repair where d = 0
+            self._move(crowd, np.where(self.chance.random(WARM_LANES) < args.epsilon[0], random, wanted))
         self.next_seed = crowd.next_seed
+        if args.standardise:
+            seen = self.replay.arrays["features"][: self.replay.size]
+            self.middle, self.spread = seen.mean(axis=0), np.maximum(seen.std(axis=0), np.float32(0.01))
+        if args.returns:
+            self._regress_returns()
+
+    def _regress_returns(self) -> None:
+        """Where a value net starts from: what the heuristic, with its random decisions, came to. No imitation: nothing
+        asks the net to do the same.
+
+        33 copies of the target net carry a reward 33 decisions far, so that without this the net never learns that a
+        repair now is one less at the end.
+        """
+        args, rows = self.args, self.replay.arrays
+        returns, known = np.zeros(self.replay.size, dtype=np.float32), np.zeros(self.replay.size, dtype=np.bool_)
+        for lane in range(WARM_LANES):
+            mine = np.arange(lane, self.replay.size, WARM_LANES)
+            total, ended = np.float32(0), False
+            for row in mine[::-1]:
+                ended = ended or bool(rows["done"][row])
+                total = rows["rewards"][row] + (np.float32(0) if rows["done"][row] else total)
+                returns[row], known[row] = total, ended
+        learned = np.flatnonzero(known)
+        if not len(learned):
+            return
+        with torch.no_grad():
+            self.online[-1].bias.fill_(float(returns[learned].mean()))
+        adam = torch.optim.Adam(self.online.parameters(), lr=1e-3)
+        features = torch.from_numpy(self._inputs(rows["features"][: self.replay.size]))
+        actions, wanted = torch.from_numpy(rows["actions"][: self.replay.size]), torch.from_numpy(returns)
+        for step in range(args.returns):
+            for group in adam.param_groups:
+                group["lr"] = 1e-3 * (1.0 - 0.9 * step / args.returns)
+            at = torch.from_numpy(self.chance.choice(learned, args.batch))
+            values = self.online(features[at]).gather(1, actions[at].unsqueeze(1)).squeeze(1)
+            loss = nn.functional.smooth_l1_loss(values, wanted[at])
+            adam.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            adam.step()
+            self.loss += 0.01 * (float(loss.detach()) - self.loss)
+        self.target.load_state_dict(self.online.state_dict())
 
     def learn(self) -> None:
         """One decision in each lane, and the updates that are due."""
@@ -147,7 +200,7 @@ class Learner:
         reached = min(1.0, self.share / args.epsilon_share)
         epsilon = args.epsilon[0] + (args.epsilon[1] - args.epsilon[0]) * reached
         with torch.no_grad():
-            values = self.online(torch.from_numpy(crowd.features)).numpy()
+            values = self.online(torch.from_numpy(self._inputs(crowd.features))).numpy()
         greedy = np.where(crowd.masks, values, -np.inf).argmax(axis=1)
         random = (crowd.masks * self.chance.random(crowd.masks.shape)).argmax(axis=1)
         self._move(crowd, np.where(self.chance.random(args.lanes) < epsilon, random, greedy))
@@ -156,6 +209,16 @@ class Learner:
         self.next_seed = crowd.next_seed
         while self.updates < (self.transitions - args.pretraining) // args.every:
             self._update()
+
+    def _inputs(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        return (features - self.middle) / self.spread
+
+    def folded(self) -> Arrays:
+        """The parameters for features as they are: the first layer standardises."""
+        values = arrays(self.online)
+        values["w1"] = values["w1"] / self.spread[:, None]
+        values["b1"] = values["b1"] - self.middle @ values["w1"]
+        return values
 
     def _move(self, crowd: Crowd, actions: NDArray[np.int64]) -> None:
         features = crowd.features
@@ -174,7 +237,10 @@ class Learner:
 
     def _update(self) -> None:
         args = self.args
-        rows = {name: torch.from_numpy(values) for name, values in self.replay.sample(args.batch, self.chance).items()}
+        drawn = self.replay.sample(args.batch, self.chance)
+        for name in ("features", "following"):
+            drawn[name] = self._inputs(drawn[name])
+        rows = {name: torch.from_numpy(values) for name, values in drawn.items()}
         for group in self.adam.param_groups:
             group["lr"] = args.learning_rate * (1.0 + (args.decay - 1.0) * self.share)
         with torch.no_grad():
@@ -203,7 +269,7 @@ class Learner:
         """Plays the greedy policy on validation seeds: a row of the curve, and the best net so far."""
         if not self._worlds:
             self._worlds = [draw(self.args.distribution, VALIDATION + number) for number in range(VALIDATION_WORLDS)]
-        now = arrays(self.online)
+        now = self.folded()
         scores = play_network(self.network(now), self._worlds)
         row = {
             "transitions": float(self.transitions), "updates": float(self.updates), "episodes": float(self.episodes),
@@ -264,7 +330,7 @@ def save_checkpoint(learner: Learner, path: Path) -> None:
         "args": asdict(learner.args), "chance": learner.chance.bit_generator.state, "curve": learner.curve,
         "best_score": learner.best_score if np.isfinite(learner.best_score) else None,
     } | {name: getattr(learner, name) for name in _COUNTERS}  # fmt: skip
-    values |= {"low": learner.low, "high": learner.high}
+    values |= {name: getattr(learner, name) for name in _VECTORS}
     values["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".new")
@@ -294,7 +360,8 @@ def load_checkpoint(path: Path) -> Learner:
         learner.chance.bit_generator.state = meta["chance"]
         learner.curve = meta["curve"]
         learner.best_score = -np.inf if meta["best_score"] is None else float(meta["best_score"])
-        learner.low, learner.high = values["low"], values["high"]
+        for name in _VECTORS:
+            setattr(learner, name, values[name].astype(np.float32).reshape(FEATURES_COUNT))
         for name in _COUNTERS:
             setattr(learner, name, meta[name])
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,7 @@ class Replay:
 
     def __init__(self, capacity: int, choices: int) -> None:
         self.capacity, self.size, self._next = capacity, 0, 0
-        self.arrays: dict[str, NDArray[np.generic]] = {
+        self.arrays: dict[str, NDArray[Any]] = {
             "features": np.zeros((capacity, FEATURES_COUNT), dtype=np.float32),
             "actions": np.zeros(capacity, dtype=np.int64),
             "rewards": np.zeros(capacity, dtype=np.float32),
@@ -24,7 +26,7 @@ class Replay:
             "masks": np.zeros((capacity, choices), dtype=np.bool_),
         }
 
-    def add(self, **rows: NDArray[np.generic]) -> None:
+    def add(self, **rows: NDArray[Any]) -> None:
         """Rows for every name of `arrays`, as many for each; `masks` are those of `following`."""
         count = len(rows["actions"])
         at = (self._next + np.arange(count)) % self.capacity
@@ -33,12 +35,12 @@ class Replay:
         self._next = (self._next + count) % self.capacity
         self.size = min(self.capacity, self.size + count)
 
-    def sample(self, count: int, chance: np.random.Generator) -> dict[str, NDArray[np.generic]]:
+    def sample(self, count: int, chance: np.random.Generator) -> dict[str, NDArray[Any]]:
         """`count` of them, with replacement."""
         at = chance.integers(self.size, size=count)
         return {name: values[at] for name, values in self.arrays.items()}
 
-    def saved(self) -> dict[str, NDArray[np.generic]]:
+    def saved(self) -> dict[str, NDArray[Any]]:
         """The rows that count, oldest first."""
         at = (self._next - self.size + np.arange(self.size)) % self.capacity
         return {name: values[at] for name, values in self.arrays.items()}
