@@ -17,7 +17,7 @@ def test_the_papers_range() -> None:
         assert 0.0138 <= settings.rtt_slots * settings.slot_s <= 0.0262
         assert 0.6 <= settings.slots / world.scenario.symbols < 1.1 + 1e-3
         assert settings.repair_budget is not None
-        assert 0.03 <= settings.repair_budget <= 0.2
+        assert 0.02 <= settings.repair_budget <= 0.15
         assert settings.steps == ()
 
 

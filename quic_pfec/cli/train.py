@@ -51,6 +51,10 @@ def ddqn_command(
     heuristic: Annotated[str, typer.Option(help="Whose decisions the replay begins with: deficit or epoch.")] = (
         "deficit"
     ),
+    returns: Annotated[
+        int,
+        typer.Option(min=0, help="Updates on the returns of the heuristic's decisions before any of the learner's."),
+    ] = 5_000,
     window: Annotated[str, typer.Option(help="What repairs are over: full (the paper's) or sack.")] = "full",
     learning_rate: Annotated[float, typer.Option(min=0, help="Of Adam.")] = 1e-4,
     decay: Annotated[float, typer.Option(min=0, max=1, help="Share of the learning rate that is left at the end.")] = 1,
@@ -88,7 +92,7 @@ def ddqn_command(
             learner = Learner(
                 Args(
                     seed=seed, distribution=distribution, window=window,  # type: ignore[arg-type]
-                    transitions=transitions, pretraining=pretraining, episodes=episodes, heuristic=heuristic,
+                    transitions=transitions, pretraining=pretraining, episodes=episodes, heuristic=heuristic, returns=returns,
                     learning_rate=learning_rate, decay=decay, batch=batch, reward_scale=reward_scale, choose=choose,
                 )
             )  # fmt: skip

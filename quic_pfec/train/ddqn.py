@@ -175,7 +175,7 @@ class Learner:
         if not len(learned):
             return
         with torch.no_grad():
-            self.online[-1].bias.fill_(float(returns[learned].mean()))
+            list(self.online.parameters())[-1].fill_(float(returns[learned].mean()))  # the last bias
         adam = torch.optim.Adam(self.online.parameters(), lr=1e-3)
         features = torch.from_numpy(self._inputs(rows["features"][: self.replay.size]))
         actions, wanted = torch.from_numpy(rows["actions"][: self.replay.size]), torch.from_numpy(returns)

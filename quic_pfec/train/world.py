@@ -86,7 +86,7 @@ def _paper(chance: np.random.Generator, seed: int) -> World:
         slots,
         max(1, round(float(chance.uniform(14e-3, 26e-3)) / slot_s)),
         slot_s=slot_s,
-        repair_budget=_between(chance, 0.03, 0.2),
+        repair_budget=_between(chance, 0.02, 0.15),
         seed=seed,
     )
     return _world(packets, utility, _lost(channel, slots, seed), settings)
