@@ -58,7 +58,7 @@ def ddqn_command(
     window: Annotated[str, typer.Option(help="What repairs are over: full (the paper's) or sack.")] = "full",
     learning_rate: Annotated[float, typer.Option(min=0, help="Of Adam.")] = 1e-4,
     decay: Annotated[float, typer.Option(min=0, max=1, help="Share of the learning rate that is left at the end.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Transitions an update.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Transitions an update.")] = 128,
     reward_scale: Annotated[float, typer.Option(min=0, help="What rewards are multiplied by.")] = 10.0,
     choose: Annotated[
         int, typer.Option(min=0, help="How often it is measured on validation seeds; the best net is kept. 0 = last.")
@@ -92,8 +92,9 @@ def ddqn_command(
             learner = Learner(
                 Args(
                     seed=seed, distribution=distribution, window=window,  # type: ignore[arg-type]
-                    transitions=transitions, pretraining=pretraining, episodes=episodes, heuristic=heuristic, returns=returns,
-                    learning_rate=learning_rate, decay=decay, batch=batch, reward_scale=reward_scale, choose=choose,
+                    transitions=transitions, pretraining=pretraining, episodes=episodes, heuristic=heuristic,
+                    returns=returns, learning_rate=learning_rate, decay=decay, batch=batch,
+                    reward_scale=reward_scale, choose=choose,
                 )
             )  # fmt: skip
         with _bar("learning") as step:

@@ -74,7 +74,7 @@ class Args:
     """share of random decisions, from and to (paper)"""
     epsilon_share: float = 0.8
     """share of the run over which it falls (paper)"""
-    batch: int = 256
+    batch: int = 128
     """transitions an update (ours)"""
     replay: int = 400_000
     """transitions kept (ours: all of the paper's)"""
@@ -109,7 +109,7 @@ class Learner:
     def __init__(self, args: Args) -> None:
         self.args = args
         self.online, self.target = make_module(4, args.seed), make_module(4, args.seed)
-        self.adam = torch.optim.Adam(self.online.parameters(), lr=args.learning_rate)
+        self.adam = torch.optim.Adam(self.online.parameters(), lr=args.learning_rate, fused=True)
         self.replay = Replay(min(args.replay, args.transitions), 4)
         self.chance = np.random.default_rng(args.seed)
         self.transitions = self.updates = self.episodes = 0
@@ -176,7 +176,7 @@ class Learner:
             return
         with torch.no_grad():
             list(self.online.parameters())[-1].fill_(float(returns[learned].mean()))  # the last bias
-        adam = torch.optim.Adam(self.online.parameters(), lr=1e-3)
+        adam = torch.optim.Adam(self.online.parameters(), lr=1e-3, fused=True)
         features = torch.from_numpy(self._inputs(rows["features"][: self.replay.size]))
         actions, wanted = torch.from_numpy(rows["actions"][: self.replay.size]), torch.from_numpy(returns)
         for step in range(args.returns):

@@ -177,7 +177,7 @@ def fit(
     """The net without a margin, and the loss as it fell."""
     choices = len(ACTIONS) if args.resend else RESEND
     module = make_module(choices, args.seed)
-    adam = torch.optim.Adam(module.parameters(), lr=args.learning_rate)
+    adam = torch.optim.Adam(module.parameters(), lr=args.learning_rate, fused=True)
     chance = np.random.default_rng(args.seed + 1)
     features, labels = torch.from_numpy(data.features), torch.from_numpy(data.labels[:, :choices])
     known = torch.from_numpy(data.known[:, :choices])
