@@ -62,7 +62,7 @@ def ddqn_command(
     reward_scale: Annotated[float, typer.Option(min=0, help="What rewards are multiplied by.")] = 10.0,
     choose: Annotated[
         int, typer.Option(min=0, help="How often it is measured on validation seeds; the best net is kept. 0 = last.")
-    ] = 20,
+    ] = 30,
     checkpoint: Annotated[Path | None, typer.Option(help="Write the run here at each measurement.")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with the run of this checkpoint; its settings count, not those given.")

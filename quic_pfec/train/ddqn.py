@@ -33,7 +33,8 @@ from quic_pfec.wire.errors import LocalError
 __all__ = ["Args", "Learner", "Result", "load_checkpoint", "save_checkpoint", "train"]
 
 
-VALIDATION_WORLDS = 24
+VALIDATION_WORLDS = 48
+RANDOM_WEIGHTS = np.array([1.0, 1.0, 0.25, 1 / 16])  # source, repair1, repair4, repair16
 WARM_LANES = 4  # few, so that most of their hand-offs end
 _COUNTERS = ("transitions", "updates", "episodes", "next_seed", "loss")
 _VECTORS = ("low", "high", "middle", "spread")
@@ -71,7 +72,7 @@ class Args:
     sync: int = 500
     """updates per copy to the target net (paper)"""
     epsilon: tuple[float, float] = (0.25, 0.05)
-    """share of random decisions, from and to (paper)"""
+    """share of random decisions, from and to (paper), in the mean of the lanes; the heuristic's has the last"""
     epsilon_share: float = 0.8
     """share of the run over which it falls (paper)"""
     batch: int = 128
@@ -86,7 +87,7 @@ class Args:
     """hand-offs side by side (ours)"""
     episodes: int | None = None
     """ends after so many hand-offs if that comes first (paper: 120, about what the transitions amount to)"""
-    choose: int = 20
+    choose: int = 30
     """times that the greedy policy is measured on validation seeds; the best net is kept (ours; 0 = the last one)"""
 
 
@@ -145,9 +146,8 @@ class Learner:
         while self.transitions < args.pretraining:
             wanted, masks = crowd.lanes.rule_actions(), crowd.masks
             legal = (wanted >= 0) & masks[np.arange(WARM_LANES), np.maximum(wanted, 0)]
-            random = (masks * self.chance.random(masks.shape)).argmax(axis=1)
             wanted = np.where(legal, wanted, masks.argmax(axis=1))  # it may wait, or repair where d = 0
-            self._move(crowd, np.where(self.chance.random(WARM_LANES) < args.epsilon[0], random, wanted))
+            self._move(crowd, self._explore(masks, wanted, args.epsilon[1]))
         self.next_seed = crowd.next_seed
         if args.standardise:
             seen = self.replay.arrays["features"][: self.replay.size]
@@ -202,8 +202,7 @@ class Learner:
         with torch.no_grad():
             values = self.online(torch.from_numpy(self._inputs(crowd.features))).numpy()
         greedy = np.where(crowd.masks, values, -np.inf).argmax(axis=1)
-        random = (crowd.masks * self.chance.random(crowd.masks.shape)).argmax(axis=1)
-        self._move(crowd, np.where(self.chance.random(args.lanes) < epsilon, random, greedy))
+        self._move(crowd, self._explore(crowd.masks, greedy, epsilon))
         self.episodes += len(crowd.finished)
         crowd.finished.clear()
         self.next_seed = crowd.next_seed
@@ -219,6 +218,15 @@ class Learner:
         values["w1"] = values["w1"] / self.spread[:, None]
         values["b1"] = values["b1"] - self.middle @ values["w1"]
         return values
+
+    def _explore(self, masks: NDArray[np.bool_], wanted: NDArray[np.int64], epsilon: float) -> NDArray[np.int64]:
+        """`wanted` but for a share of random choices, `epsilon` in the mean: from almost none in the first lane to four
+        times that in the last. A choice is the less likely the more it sends. Else chance alone would have spent every
+        budget long before the deadline, and nothing could be learned of what a budget is good for then.
+        """
+        lanes = np.arange(1, len(masks) + 1) ** 3
+        random = (masks * RANDOM_WEIGHTS * self.chance.exponential(size=masks.shape)).argmax(axis=1)
+        return np.where(self.chance.random(len(masks)) < epsilon * lanes / lanes.mean(), random, wanted)
 
     def _move(self, crowd: Crowd, actions: NDArray[np.int64]) -> None:
         features = crowd.features
