@@ -225,7 +225,8 @@ class Learner:
         budget long before the deadline, and nothing could be learned of what a budget is good for then.
         """
         lanes = np.arange(1, len(masks) + 1) ** 3
-        random = (masks * RANDOM_WEIGHTS * self.chance.exponential(size=masks.shape)).argmax(axis=1)
+        waits = self.chance.exponential(size=masks.shape) / RANDOM_WEIGHTS  # the first of these is drawn by weight
+        random = np.where(masks, waits, np.inf).argmin(axis=1)
         return np.where(self.chance.random(len(masks)) < epsilon * lanes / lanes.mean(), random, wanted)
 
     def _move(self, crowd: Crowd, actions: NDArray[np.int64]) -> None:
