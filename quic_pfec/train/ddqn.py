@@ -72,7 +72,7 @@ class Args:
     sync: int = 500
     """updates per copy to the target net (paper)"""
     epsilon: tuple[float, float] = (0.25, 0.05)
-    """share of random decisions, from and to (paper), in the mean of the lanes; the heuristic's has the last"""
+    """share of random decisions, from and to (paper), in the mean of the lanes"""
     epsilon_share: float = 0.8
     """share of the run over which it falls (paper)"""
     batch: int = 128
@@ -147,7 +147,7 @@ class Learner:
             wanted, masks = crowd.lanes.rule_actions(), crowd.masks
             legal = (wanted >= 0) & masks[np.arange(WARM_LANES), np.maximum(wanted, 0)]
             wanted = np.where(legal, wanted, masks.argmax(axis=1))  # it may wait, or repair where d = 0
-            self._move(crowd, self._explore(masks, wanted, args.epsilon[1]))
+            self._move(crowd, self._explore(masks, wanted, args.epsilon[0]))
         self.next_seed = crowd.next_seed
         if args.standardise:
             seen = self.replay.arrays["features"][: self.replay.size]
