@@ -77,6 +77,12 @@ def test_standardising_is_taken_up_by_the_first_layer() -> None:
     assert np.allclose(forward(learner.network(learner.folded()), x), wanted, atol=1e-3)
 
 
+def test_a_fifth_choice() -> None:
+    result = train(Learner(replace(TINY, resend=True, heuristic="arq", window="sack")))
+    assert (result.network.resend, result.network.choices) == (True, 5)
+    assert result.curve[-1]["j_block"] > 0
+
+
 def test_episodes_end_a_run() -> None:
     learner = Learner(replace(TINY, transitions=100_000, episodes=2))
     train(learner)

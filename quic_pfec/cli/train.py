@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 train_app = typer.Typer(no_args_is_help=True, help="Learn policies in the simulator; writes weights (.npz).")
 
+HEURISTICS = ("deficit", "epoch", "arq")
+
 Seed = Annotated[int, typer.Option(min=0, help="Of everything: the same seed gives the same weights on a machine.")]
 Distribution = Annotated[str, typer.Option(help="Hand-offs to learn from: paper (its ranges) or wide.")]
 Weights = Annotated[Path, typer.Option(help="Where the network goes, .npz; its name says which policy it is.")]
@@ -48,7 +50,7 @@ def ddqn_command(
     episodes: Annotated[
         int | None, typer.Option(min=1, help="End after so many hand-offs, if that comes before the transitions do.")
     ] = None,
-    heuristic: Annotated[str, typer.Option(help="Whose decisions the replay begins with: deficit or epoch.")] = (
+    heuristic: Annotated[str, typer.Option(help="Whose decisions the replay begins with: deficit, epoch or arq.")] = (
         "deficit"
     ),
     returns: Annotated[
@@ -56,6 +58,7 @@ def ddqn_command(
         typer.Option(min=0, help="Updates on the returns of the heuristic's decisions before any of the learner's."),
     ] = 5_000,
     window: Annotated[str, typer.Option(help="What repairs are over: full (the paper's) or sack.")] = "full",
+    resend: Annotated[bool, typer.Option(help="Is a resend among the choices? Not in the paper.")] = False,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of Adam.")] = 1e-4,
     decay: Annotated[float, typer.Option(min=0, max=1, help="Share of the learning rate that is left at the end.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Transitions an update.")] = 128,
@@ -75,8 +78,8 @@ def ddqn_command(
 
     Then J on a frozen grid with 95 % intervals, beside none, fixed, epoch, deficit, arq and hybrid on the same losses.
     """
-    if distribution not in ("paper", "wide") or heuristic not in ("deficit", "epoch") or window not in ("full", "sack"):
-        fail("--distribution is paper or wide, --heuristic deficit or epoch, --window full or sack")
+    if distribution not in ("paper", "wide") or heuristic not in HEURISTICS or window not in ("full", "sack"):
+        fail("--distribution is paper or wide, --heuristic deficit, epoch or arq, --window full or sack")
     if pretraining >= transitions:
         fail("--pretraining is less than --transitions")
     begun_s = time.monotonic()
@@ -93,7 +96,7 @@ def ddqn_command(
                 Args(
                     seed=seed, distribution=distribution, window=window,  # type: ignore[arg-type]
                     transitions=transitions, pretraining=pretraining, episodes=episodes, heuristic=heuristic,
-                    returns=returns, learning_rate=learning_rate, decay=decay, batch=batch,
+                    returns=returns, resend=resend, learning_rate=learning_rate, decay=decay, batch=batch,
                     reward_scale=reward_scale, choose=choose,
                 )
             )  # fmt: skip

@@ -34,7 +34,7 @@ __all__ = ["Args", "Learner", "Result", "load_checkpoint", "save_checkpoint", "t
 
 
 VALIDATION_WORLDS = 48
-RANDOM_WEIGHTS = np.array([1.0, 1.0, 0.25, 1 / 16])  # source, repair1, repair4, repair16
+RANDOM_WEIGHTS = np.array([1.0, 1.0, 0.25, 1 / 16, 1.0])  # source, repair1, repair4, repair16, resend
 WARM_LANES = 4  # few, so that most of their hand-offs end
 _COUNTERS = ("transitions", "updates", "episodes", "next_seed", "loss")
 _VECTORS = ("low", "high", "middle", "spread")
@@ -51,6 +51,8 @@ class Args:
     """what hand-offs are drawn from (`train.world`)"""
     window: Window = "full"
     """coding set of repairs; the paper's is everything after the decoded prefix"""
+    resend: bool = False
+    """is a resend among the choices? (not in the paper)"""
     transitions: int = 321_032
     """decisions in all (paper)"""
     pretraining: int = 56_232
@@ -109,9 +111,10 @@ class Learner:
 
     def __init__(self, args: Args) -> None:
         self.args = args
-        self.online, self.target = make_module(4, args.seed), make_module(4, args.seed)
+        choices = 5 if args.resend else 4
+        self.online, self.target = make_module(choices, args.seed), make_module(choices, args.seed)
         self.adam = torch.optim.Adam(self.online.parameters(), lr=args.learning_rate, fused=True)
-        self.replay = Replay(min(args.replay, args.transitions), 4)
+        self.replay = Replay(min(args.replay, args.transitions), choices)
         self.chance = np.random.default_rng(args.seed)
         self.transitions = self.updates = self.episodes = 0
         self.loss = 0.0
@@ -142,7 +145,10 @@ class Learner:
         args = self.args
         if self.transitions >= args.pretraining:
             return
-        crowd = Crowd(WARM_LANES, args.distribution, self.next_seed, window=args.window, policy=heuristic(args))
+        crowd = Crowd(
+            WARM_LANES, args.distribution, self.next_seed, window=args.window, resend=args.resend,
+            policy=heuristic(args),
+        )  # fmt: skip
         while self.transitions < args.pretraining:
             wanted, masks = crowd.lanes.rule_actions(), crowd.masks
             legal = (wanted >= 0) & masks[np.arange(WARM_LANES), np.maximum(wanted, 0)]
@@ -195,7 +201,7 @@ class Learner:
         """One decision in each lane, and the updates that are due."""
         args = self.args
         if self._crowd is None:
-            self._crowd = Crowd(args.lanes, args.distribution, self.next_seed, window=args.window)
+            self._crowd = Crowd(args.lanes, args.distribution, self.next_seed, window=args.window, resend=args.resend)
         crowd = self._crowd
         reached = min(1.0, self.share / args.epsilon_share)
         epsilon = args.epsilon[0] + (args.epsilon[1] - args.epsilon[0]) * reached
@@ -225,7 +231,9 @@ class Learner:
         budget long before the deadline, and nothing could be learned of what a budget is good for then.
         """
         lanes = np.arange(1, len(masks) + 1) ** 3
-        waits = self.chance.exponential(size=masks.shape) / RANDOM_WEIGHTS  # the first of these is drawn by weight
+        waits = (
+            self.chance.exponential(size=masks.shape) / RANDOM_WEIGHTS[: masks.shape[1]]
+        )  # the first of these is drawn by weight
         random = np.where(masks, waits, np.inf).argmin(axis=1)
         return np.where(self.chance.random(len(masks)) < epsilon * lanes / lanes.mean(), random, wanted)
 
@@ -293,7 +301,8 @@ class Learner:
         settings = asdict(self.args) | {"epsilon": list(self.args.epsilon)}
         return Network(
             **values, low=self.low, high=self.high, kind="q", name=name or f"ddqn-{self.args.distribution}",
-            window=self.args.window, seed=self.args.seed, command=command, versions=versions(), settings=settings,
+            window=self.args.window, resend=self.args.resend, seed=self.args.seed, command=command,
+            versions=versions(), settings=settings,
         )  # fmt: skip
 
 
@@ -357,7 +366,7 @@ def load_checkpoint(path: Path) -> Learner:
         learner = Learner(Args(**(meta["args"] | {"epsilon": tuple(meta["args"]["epsilon"])})))
         for prefix, module in (("online", learner.online), ("target", learner.target)):
             load_arrays(module, {name: values[f"{prefix}_{name}"] for name in NAMES})
-        kept = make_module(4, learner.args.seed)
+        kept = make_module(5 if learner.args.resend else 4, learner.args.seed)
         load_arrays(kept, {name: values[f"best_{name}"] for name in NAMES})
         learner.best = arrays(kept)
         state = {
