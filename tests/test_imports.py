@@ -12,7 +12,7 @@ import pytest
 
 import quic_pfec
 
-HEAVY = frozenset({"torch", "transformers", "matplotlib", "typer", "rich"})
+HEAVY = frozenset({"torch", "transformers", "gymnasium", "matplotlib", "typer", "rich"})
 
 
 def loaded(*modules: str) -> set[str]:
@@ -48,7 +48,7 @@ def test_the_core_loads_no_event_loop() -> None:
 def test_the_command_line_loads_no_model() -> None:
     names = loaded("quic_pfec.cli.main")
     assert "typer" in names
-    assert names & {"torch", "transformers", "matplotlib", "aioquic"} == set()
+    assert names & {"torch", "transformers", "gymnasium", "matplotlib", "aioquic"} == set()
 
 
 def test_public_names() -> None:

@@ -22,6 +22,7 @@ from quic_pfec.cli.commands import (
 from quic_pfec.cli.demo_command import demo_command
 from quic_pfec.cli.evaluate import evaluate_command
 from quic_pfec.cli.serve import serve_command
+from quic_pfec.cli.train import train_app
 
 app = typer.Typer(
     name="quic-pfec",
@@ -80,6 +81,7 @@ app.command(
         "quic-pfec evaluate --point short --seeds 20 --scheduler hybrid --scheduler arq --json short.json",
     ),
 )(evaluate_command)
+app.add_typer(train_app, name="train")
 app.command("link", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(link_command)
 app.command("cert", epilog=_examples("quic-pfec cert tls", "quic-pfec cert tls --name edge-b --name 192.0.2.7"))(
     cert_command

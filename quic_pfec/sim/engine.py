@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +51,21 @@ def make_scenario(
     )
 
 
-def reset(lanes: Lanes, lane: int, scenario: Scenario, settings: Settings, policy: Policy | None) -> None:
+def reset(
+    lanes: Lanes,
+    lane: int,
+    scenario: Scenario,
+    settings: Settings,
+    policy: Policy | None,
+    window: Literal["sack", "full"] = "sack",
+) -> None:
     """`Lanes.reset` with the settings' values; what is in the scenario is not read again."""
     share = settings.repair_budget
     lanes.reset(
         lane,
         scenario,
         policy,
+        window=window,
         budget=np.inf if share is None else float(int(share * scenario.symbols + 1e-9)),
         degree=settings.degree,
         symbol_size=settings.symbol_size,
