@@ -255,6 +255,7 @@ async def send(port: int, task: Task) -> dict[str, float]:
     ) as protocol:
         await asyncio.sleep(0.2)  # until the handshake is confirmed: the first packets are no others
         started_s, began_s = time.process_time(), time.monotonic()
+        protocol.quic.pacing_tick_s = task.burst_s
         protocol.quic.total = task.packets
         protocol.transmit()
         done, closed = (asyncio.ensure_future(wait()) for wait in (protocol.done.wait, protocol.wait_closed))
