@@ -5,6 +5,7 @@ Neither needs a private name; `compat` puts them in their places.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -87,10 +88,12 @@ class Recovery(QuicPacketRecovery):
         if not space.is_application_data:
             return None
         newly = -1
-        for number, packet in reversed(space.sent_packets.items()):  # mostly the first or second decides
-            if number in acked:
+        numbers = list(space.sent_packets)  # ascending, as aioquic relies on too
+        for index in range(len(acked) - 1, -1, -1):
+            span = acked[index]
+            for number in reversed(numbers[bisect_left(numbers, span.start) : bisect_left(numbers, span.stop)]):
                 newly = max(newly, number)
-                if self.path_size.is_large(packet.sent_bytes):
+                if self.path_size.is_large(space.sent_packets[number].sent_bytes):  # mostly the first
                     return newly, True
         return (newly, False) if newly >= 0 else None
 
