@@ -293,6 +293,8 @@ def draw(median: dict[str, dict[str, float]], path: Path) -> None:
         axis.bar_label(bars, fmt="%.1f", fontsize=7, padding=2)
     axis.set_yticks(list(places), names, fontsize=8)
     axis.set_xscale("log")
+    largest = max(max(row["tx_us_per_packet"], row["rx_us_per_packet"]) for row in median.values())
+    axis.set_xlim(right=2 * largest)  # room for the numbers
     axis.set_xlabel("CPU time per packet of 1,400 bytes, us")
     axis.legend(fontsize=8)
     figure.tight_layout()
