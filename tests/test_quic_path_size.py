@@ -13,8 +13,7 @@ from quic_pfec.quic.path_size import FLOOR, MISSES, ROUNDS, PathSize
 from quic_pfec.wire.errors import LocalError
 
 from .quic_pair import Direction, Pair, make_pair, random_loss
-from .test_quic_compat import Toy
-from .test_quic_fast_send import FastToy
+from .quic_toy import FastToy, Toy
 
 KINDS = pytest.mark.parametrize("kind", [Toy, FastToy])
 
