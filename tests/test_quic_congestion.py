@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quic_pfec.quic.bbr import BbrController
@@ -62,3 +64,19 @@ def test_a_connection_says_what_runs(chosen: Congestion, name: str, threshold: f
 def test_a_threshold_is_a_share(threshold: float) -> None:
     with pytest.raises(LocalError, match="share"):
         BbrController(loss_threshold=threshold)
+
+
+@pytest.mark.parametrize("name", ["rate", "bbr"])
+def test_the_burst_is_the_pacer_s_depth(name: str) -> None:
+    quic = ExtensionConnection(configuration=client_configuration())
+    Congestion(name, rate_bps=80e6 if name == "rate" else None, burst_s=0.004).install(quic, 1452)
+    pacer: Any = quic._own_pacer
+    pacer.next_send_time(1.0)
+    pacer.next_send_time(1.1)  # idle for long: as full as it gets
+    assert pacer._tokens == pytest.approx(max(0.004 * pacer.rate_bytes_per_s, 2 * pacer._packet))
+
+
+@pytest.mark.parametrize("burst_s", [-0.001, 0.2, float("nan")])
+def test_a_burst_is_a_short_time(burst_s: float) -> None:
+    with pytest.raises(LocalError, match="burst_s"):
+        Congestion("bbr", burst_s=burst_s)

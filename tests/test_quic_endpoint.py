@@ -21,7 +21,7 @@ from quic_pfec.quic.udp import UdpSocket
 from quic_pfec.wire.errors import LocalError
 
 from .quic_pair import certificate, client_configuration, server_configuration
-from .quic_toy import Toy, frame
+from .quic_toy import FastToy, Toy, frame
 
 pytestmark = pytest.mark.sockets
 
@@ -99,7 +99,8 @@ async def test_nothing_is_left_behind() -> None:
         await until(lambda: not listener.protocols)
         assert listener._routes == {}
     assert set(asyncio.all_tasks()) == before
-    assert client._timer is None
+    assert client._timer.at_s is None
+    assert not client._timer.precise  # its file is closed
     assert client._udp._sock.fileno() == -1
     assert listener._udp._sock.fileno() == -1
     gc.collect()  # a socket left open would warn here, and the warning is an error
@@ -131,6 +132,54 @@ async def test_a_provisioned_rate_is_kept_by_real_timers(rate_bps: float) -> Non
         # The pacer allows no more, however late or early timers come; how much less depends on the machine.
         assert (client.quic.sent - sent) * 1438 * 8 <= rate_bps * (took_s + 0.005) + 4 * 1480 * 8
         client.quic.total = 0
+
+
+async def asleep(*protocols: Any) -> None:
+    """Returns once a quarter of a second has passed in which no timer woke them."""
+    before = -1
+    async with asyncio.timeout(20):
+        while (now := sum(protocol.wake_ups for protocol in protocols)) != before:
+            before = now
+            await asyncio.sleep(0.25)
+
+
+async def test_an_idle_connection_is_not_woken() -> None:
+    async with (
+        serving() as listener,
+        connecting(listener, options={"total": 300}, congestion=Congestion("rate", 20e6)) as client,
+    ):
+        (server,) = listener.protocols
+        await until(lambda: len(server.quic.received) == 300)
+        assert client.wake_ups > 10  # the pacer's: 300 packets take 100 ms and leave in tens
+        await asleep(client, server)
+        for protocol in (client, server):
+            assert protocol._timer.at_s > time.monotonic() + 1.0  # the idle timeout alone
+            assert not protocol._timer._file_set
+
+
+async def test_a_larger_burst_wakes_less_often() -> None:
+    wakes = []
+    for burst_s in (0.002, 0.02):
+        congestion = Congestion("rate", 20e6, burst_s=burst_s)
+        async with (
+            serving(connection_class=FastToy) as listener,
+            connecting(listener, connection_class=FastToy, congestion=congestion) as client,
+        ):
+            assert client.quic.pacing_tick_s == burst_s
+            (server,) = listener.protocols
+            await asleep(client, server)
+            before = client.wake_ups
+            client.quic.total = 300
+            client.transmit()
+            await until(lambda: len(server.quic.received) == 300)  # noqa: B023
+            wakes.append(client.wake_ups - before)
+    assert wakes[1] < wakes[0]
+
+
+def test_the_same_on_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test_an_idle_connection_is_not_woken())
 
 
 async def test_a_failing_hook_closes_its_connection_only() -> None:

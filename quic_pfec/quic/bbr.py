@@ -12,17 +12,23 @@ LATE_TIMER_S = 0.010  # whoever waited for the pacer and came this late had noth
 
 
 def bbr_control(
-    *, lossy: bool = False, loss_threshold: float | None = None, max_datagram_size: int = 1452, seed: int | None = None
+    *,
+    lossy: bool = False,
+    loss_threshold: float | None = None,
+    max_datagram_size: int = 1452,
+    burst_s: float = QUANTUM_S,
+    seed: int | None = None,
 ) -> tuple[BbrController, BbrPacer]:
     """Controller and pacer for `ExtensionConnection.set_congestion_control`.
 
     lossy: the path is known to lose packets at random. loss_threshold: instead of the value that follows from that.
+    burst_s: what may leave at once, in seconds of the pacing rate.
     seed: of the random times between probes; None: of the system.
     """
     if loss_threshold is None:
         loss_threshold = LOSSY_LOSS_THRESHOLD if lossy else DRAFT_LOSS_THRESHOLD
     controller = BbrController(max_datagram_size=max_datagram_size, loss_threshold=loss_threshold, seed=seed)
-    return controller, BbrPacer(controller, max_datagram_size=max_datagram_size)
+    return controller, BbrPacer(controller, max_datagram_size=max_datagram_size, burst_s=burst_s)
 
 
 class BbrPacer(TokenBucket):

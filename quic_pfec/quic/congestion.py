@@ -14,18 +14,32 @@ from quic_pfec.quic.compat import ExtensionConnection
 from quic_pfec.quic.rate import rate_control
 from quic_pfec.wire.errors import LocalError
 
-__all__ = ["CONTROLLERS", "Congestion", "choose_congestion"]
+__all__ = ["CONTROLLERS", "DEFAULT_BURST_S", "Congestion", "choose_congestion"]
+
+DEFAULT_BURST_S = 0.001
+"""Nine packets at 100 Mbit/s."""
+MAX_BURST_S = 0.1
 
 CONTROLLERS = ("cubic", "reno", "bbr", "rate")
 
 
 @dataclass(frozen=True, slots=True)
 class Congestion:
-    """name: one of CONTROLLERS. rate_bps: of `rate`, else None. loss_threshold: of `bbr`, else None."""
+    """name: one of CONTROLLERS. rate_bps: of `rate`, else None. loss_threshold: of `bbr`, else None.
+
+    burst_s: how much of the rate `rate` and `bbr` may send at once, in seconds of it, and so how often they are woken:
+    larger costs less CPU time and more queue. At least two packets, and on a loop that has no timer below a millisecond
+    one that is smaller comes to that.
+    """
 
     name: str = "cubic"
     rate_bps: float | None = None
     loss_threshold: float | None = None
+    burst_s: float = DEFAULT_BURST_S
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.burst_s <= MAX_BURST_S:
+            raise LocalError(f"burst_s must be 0 to {MAX_BURST_S:g} s, not {self.burst_s!r}")
 
     @property
     def aioquic_name(self) -> str:
@@ -36,10 +50,14 @@ class Congestion:
         """Gives a fresh connection this controller; does nothing for one that aioquic has."""
         if self.name == "rate":
             assert self.rate_bps is not None
-            quic.set_congestion_control(*rate_control(self.rate_bps, max_datagram_size=max_datagram_size))
+            quic.set_congestion_control(
+                *rate_control(self.rate_bps, max_datagram_size=max_datagram_size, burst_s=self.burst_s)
+            )
         elif self.name == "bbr":
             quic.set_congestion_control(
-                *bbr_control(loss_threshold=self.loss_threshold, max_datagram_size=max_datagram_size)
+                *bbr_control(
+                    loss_threshold=self.loss_threshold, max_datagram_size=max_datagram_size, burst_s=self.burst_s
+                )
             )
 
 

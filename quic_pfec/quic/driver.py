@@ -1,7 +1,8 @@
 """One connection on an event loop: its timer, its events, and one transmission a turn.
 
-The clock is `time.monotonic()` everywhere; loop time only says how long to wait, since under uvloop it moves in steps
-of 1 ms and epoll rounds up to 1 ms. What lateness costs, the pacer makes up for.
+The clock is `time.monotonic()` everywhere: under uvloop the loop's own moves in steps of 1 ms, and epoll rounds waits
+up to 1 ms. What is due soon therefore has a timer of the system where there is one (`timer`); what lateness costs all
+the same, the pacer makes up for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from quic_pfec.quic.compat import ExtensionConnection
 from quic_pfec.quic.handshake import failure
+from quic_pfec.quic.timer import WakeUp
 from quic_pfec.quic.udp import UdpSocket
 
 __all__ = ["ExtensionProtocol", "Router"]
@@ -63,8 +65,7 @@ class ExtensionProtocol(Generic[C]):
         self._settled = asyncio.Event()  # connected, or over
         self._closed = asyncio.Event()
         self._turn_handle: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer = WakeUp(self._on_timer)
         self._deadline: float | None = None
         self._latest = 0.0
 
@@ -77,6 +78,11 @@ class ExtensionProtocol(Generic[C]):
         """Called after each transmission: there may be room again in what was waiting."""
 
     # ---- for the application -----------------------------------------------------------------------------------------
+
+    @property
+    def wake_ups(self) -> int:
+        """How often a timer woke this connection; an idle one sleeps."""
+        return self._timer.count
 
     def transmit(self) -> None:
         """Send what may be sent now and set the timer."""
@@ -171,15 +177,11 @@ class ExtensionProtocol(Generic[C]):
 
     def _arm(self, deadline: float | None) -> None:
         self._deadline = deadline
-        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+        if deadline is None or (self._timer.at_s is not None and self._timer.at_s <= deadline):
             return  # a timer that comes too early looks again: cheaper than a new one for every packet
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._on_timer)
+        self._timer.set(deadline)
 
     def _on_timer(self) -> None:
-        self._timer = None
         deadline = self._deadline
         if deadline is None or self._closed.is_set():
             return
@@ -204,10 +206,10 @@ class ExtensionProtocol(Generic[C]):
         self.transmit_soon()
 
     def _finish(self) -> None:
-        for handle in (self._turn_handle, self._timer):
-            if handle is not None:
-                handle.cancel()
-        self._turn_handle = self._timer = self._deadline = None
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+        self._turn_handle = self._deadline = None
+        self._timer.close()
         self._settled.set()
         self._closed.set()
         if self._listener is not None:

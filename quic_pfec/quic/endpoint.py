@@ -3,7 +3,7 @@
 Own instead of aioquic's because its server constructs a fixed connection class, transmits once for every datagram it
 reads (half of a receiver's CPU time) and keeps any number of connections. Here a wake-up of the socket reads a batch,
 each connection then handles its events and transmits once (`driver`). Packets are sent with the kernel's path MTU
-discovery as configured; the sizes fit an MTU of 1,500.
+discovery as configured; the sizes fit an MTU of 1,500, and become smaller where the path does not (`path_size`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 
 from quic_pfec.quic.compat import ExtensionConnection
 from quic_pfec.quic.configuration import configuration
-from quic_pfec.quic.congestion import Congestion
+from quic_pfec.quic.congestion import DEFAULT_BURST_S, Congestion
 from quic_pfec.quic.connection import PfecConnection
 from quic_pfec.quic.driver import ExtensionProtocol
 from quic_pfec.quic.fast_send import FastSendConnection
@@ -47,7 +47,6 @@ __all__ = ["ExtensionProtocol", "Listener", "configuration", "listen", "open_con
 
 logger = logging.getLogger("quic_pfec.quic")
 
-PACING_TICK_S = 0.001  # a run of nine packets at 100 Mbit/s; timers of an event loop are no finer
 FALLBACK_AFTER_S = 1.0  # a host with several addresses: how long one is tried before the next
 
 P = TypeVar("P", bound="ExtensionProtocol[Any]")
@@ -367,7 +366,7 @@ def _connection_maker(
         if congestion is not None:
             congestion.install(quic, configuration.max_datagram_size)
         if isinstance(quic, FastSendConnection):
-            quic.pacing_tick_s = PACING_TICK_S
+            quic.pacing_tick_s = DEFAULT_BURST_S if congestion is None else congestion.burst_s
         return quic
 
     return make

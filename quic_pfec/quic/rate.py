@@ -62,10 +62,15 @@ WINDOW_GAIN = 2.0
 DRAIN_GAIN = 1.25
 
 
-def rate_control(rate: str | float, *, max_datagram_size: int = 1452) -> tuple[RateController, RatePacer]:
-    """Controller and pacer for `ExtensionConnection.set_congestion_control`; `rate` as in `parse_rate`."""
+def rate_control(
+    rate: str | float, *, max_datagram_size: int = 1452, burst_s: float = 0.001
+) -> tuple[RateController, RatePacer]:
+    """Controller and pacer for `ExtensionConnection.set_congestion_control`; `rate` as in `parse_rate`.
+
+    burst_s: what may leave at once, in seconds of the rate.
+    """
     controller = RateController(rate_bps=parse_rate(rate), max_datagram_size=max_datagram_size)
-    return controller, RatePacer(controller, max_datagram_size=max_datagram_size)
+    return controller, RatePacer(controller, max_datagram_size=max_datagram_size, burst_s=burst_s)
 
 
 @dataclass(slots=True)
