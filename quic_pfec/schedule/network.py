@@ -21,7 +21,6 @@ import io
 import json
 import zipfile
 from dataclasses import dataclass, field
-from importlib import resources
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -38,6 +37,7 @@ __all__ = ["HIDDEN", "MAX_FILE_BYTES", "Network", "forward", "load_network", "pa
 HIDDEN = 64
 MAX_FILE_BYTES = 64 * 1024  # the arrays take 23 KB
 _FORMAT = 1
+_FOLDER = Path(__file__).parent / "weights"  # importlib.resources would load `tempfile` and `random` into the core
 _MATRICES = ("w1", "b1", "w2", "b2", "w3", "b3", "low", "high")
 _META = ("kind", "features", "resend", "window", "margin", "name", "seed", "command", "versions", "settings", "cells")
 
@@ -150,10 +150,7 @@ def _layer(x: NDArray[np.float32], w: NDArray[np.float32], b: NDArray[np.float32
 
 def packaged_networks() -> tuple[str, ...]:
     """Names of the weights that ship with the package, sorted."""
-    folder = resources.files("quic_pfec.schedule").joinpath("weights")
-    if not folder.is_dir():
-        return ()
-    return tuple(sorted(file.name.removesuffix(".npz") for file in folder.iterdir() if file.name.endswith(".npz")))
+    return tuple(sorted(file.stem for file in _FOLDER.glob("*.npz")))
 
 
 def save_network(network: Network, path: str | Path) -> None:
@@ -180,7 +177,7 @@ def load_network(source: str | Path) -> Network:
         if source not in packaged_networks():
             names = ", ".join(packaged_networks()) or "there are none"
             raise LocalError(f"no weights {source!r} in the package: {names}")
-        data = resources.files("quic_pfec.schedule").joinpath("weights", f"{source}.npz").read_bytes()
+        data = (_FOLDER / f"{source}.npz").read_bytes()
     else:
         with Path(source).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
