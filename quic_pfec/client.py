@@ -24,7 +24,7 @@ from quic_pfec.quic.handler import Handler, takes_late
 from quic_pfec.quic.outgoing import HandoffRefused, Outgoing, Request, SendOptions
 from quic_pfec.quic.protocol import PfecProtocol
 from quic_pfec.report import KVReport, LimitedBy, Symbols
-from quic_pfec.schedule.policies import POLICY_NAMES
+from quic_pfec.schedule.policies import ALIASES, POLICY_NAMES
 from quic_pfec.transfer.report import bits, outcome, symbols_digest
 from quic_pfec.transfer.sender import TraceRow
 from quic_pfec.wire import messages
@@ -271,10 +271,10 @@ async def connect(
 
 def check_scheduler(name: str) -> None:
     """Raises LocalError, which lists the names and says which is the paper's design, for a name that is none."""
-    if name not in POLICY_NAMES:
+    if name not in POLICY_NAMES and name not in ALIASES:
         raise LocalError(
             f"unknown scheduler {described(name)}: choose one of {', '.join(POLICY_NAMES)} "
-            "(paper-deficit is the paper's design, hybrid the default)"
+            "(ddqn is the paper's design, priorityfec-paper, and hybrid the default)"
         )
 
 
@@ -301,10 +301,10 @@ async def send_kv(
     `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
     not prepared; wire_dtype may also be "auto": bf16 if all of it can be sent before the deadline at the connection's
     rate (with cubic or reno: what they allow just then), else progressive. scheduler: one of
-    `schedule.policies.POLICY_NAMES`; "paper-deficit" is the paper's design with its deficit heuristic in the place of
-    the learned policy. repair_budget: repairs plus resends allowed as a share of the symbols, None = no limit. missing:
-    what the receiver does about holes; "recompute" computes those rows from `tokens` where that fits the receiver's
-    time, else it masks (`KVReport.missing_used`). late: what becomes of what arrives after the freeze: it is
+    `schedule.policies.POLICY_NAMES`; "priorityfec-paper", the paper's design, is its learned policy "ddqn";
+    "paper-deficit" is the same with its heuristic. repair_budget: repairs plus resends allowed as a share of the
+    symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those rows from `tokens`
+    where that fits the receiver's time, else it masks (`KVReport.missing_used`). late: what becomes of what arrives after the freeze: it is
     dropped, or "patch": we go on sending, and the receiver patches whole units into the cache while it generates, if it
     knows how (`KVReport.late`, `KVReport.patched`); needs `then`, and holes, so not missing="recompute".
     base: handle of an earlier hand-off that holds the tokens before this one's first. then: what to generate, at the

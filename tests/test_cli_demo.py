@@ -46,7 +46,7 @@ def test_demo(tmp_path: Path) -> None:
         "oracle: the bound",
         "agreement: ",
         "fifo, no FEC",
-        "priorityfec-paper (deficit)",
+        "priorityfec-paper (ddqn)",
         "hybrid",
         "set-up",
         "run",

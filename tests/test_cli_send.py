@@ -211,7 +211,7 @@ async def test_untrusted_certificate(endpoint: Endpoint) -> None:
         (("--ca-certs", "none.pem"), "none.pem does not exist"),
         (("--file", "none.txt"), "none.txt does not exist"),
         (("--profile", "none.json"), "none.json does not exist"),
-        (("--scheduler", "priorityfec-paper"), "paper-deficit is the paper's design"),
+        (("--scheduler", "priorityfec"), "ddqn is the paper's design"),
     ],
 )
 async def test_mistakes_are_one_line(arguments: tuple[str, ...], said: str) -> None:

@@ -49,7 +49,7 @@ class Scheme:
 
 
 FIFO = Scheme("fifo", "fifo, no FEC", "fifo", "none")
-PAPER = Scheme("priorityfec_paper", "priorityfec-paper (deficit)", "utility", "paper-deficit")
+PAPER = Scheme("priorityfec_paper", "priorityfec-paper (ddqn)", "utility", "ddqn")
 ARQ = Scheme("arq", "utility order, resend only", "utility", "arq")
 HYBRID = Scheme("hybrid", "hybrid", "utility", "hybrid")
 

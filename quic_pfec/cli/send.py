@@ -73,8 +73,8 @@ def send_command(
     scheduler: Annotated[
         str,
         typer.Option(
-            help="hybrid (ours), or one to compare with: paper-deficit (the paper's design, its deficit heuristic in "
-            "the place of the learned policy, which is not there yet), deficit, arq, fixed, none."
+            help="hybrid (ours), or one to compare with: priorityfec-paper (the paper's design, whose policy is ddqn), "
+            "paper-deficit (the same with its heuristic), ddqn-wide, deficit, arq, fixed, none."
         ),
     ] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",

@@ -75,12 +75,12 @@ SCHEMES: Final[tuple[Scheme, ...]] = (
     Scheme("priority_only", "priority only (paper's profile)", "paper", "none"),
     Scheme("priority_fixed", "priority + fixed FEC (paper's profile)", "paper", "fixed"),
     Scheme("arq", "resends only (paper's profile)", "paper", "arq"),
-    Scheme("priorityfec_paper", "priorityfec-paper (paper's profile, deficit heuristic)", "paper", "paper-deficit"),
+    Scheme("priorityfec_paper", "priorityfec-paper (paper's profile, ddqn)", "paper", "ddqn"),
     Scheme("fixed_request", "fixed FEC (per request)", "request", "fixed"),
     Scheme("arq_request", "resends only (per request)", "request", "arq"),
     Scheme("hybrid", "hybrid (per request)", "request", "hybrid"),
 )
-"""The paper's schemes and ours. `priorityfec-paper` has the deficit heuristic in the place of the learned policy."""
+"""The paper's schemes and ours."""
 
 BESIDE: Final = ("fixed_request", "arq_request", "hybrid")
 """Keys of the schemes that are measured in the wire dtypes beside the first."""

@@ -255,7 +255,7 @@ _FACTORIES: dict[str, Callable[[], Policy]] = {
     "fixed": Fixed,
     "arq": Arq,
     "deficit": Deficit,
-    # The paper's design with the deficit heuristic where its learned policy will stand: full window, no resends.
+    # The paper's design with its deficit heuristic in the place of the learned policy: full window, no resends.
     "paper-deficit": _paper_deficit,
     "epoch": Epoch,
     "flec-rt": FlecRt,
@@ -275,10 +275,12 @@ _RULES: dict[type[Any], str] = {
 }  # fmt: skip
 
 POLICY_NAMES: tuple[str, ...] = tuple(_FACTORIES)
+ALIASES = {"priorityfec-paper": "ddqn"}
+"""Names of designs: the paper's is its learned policy, over the full window and without resends."""
 
 
 def make_twin(name: str, *, files: bool = False) -> Policy:
-    """A fresh policy in Python. Raises ValueError naming the choices if `name` is none of `POLICY_NAMES`.
+    """A fresh policy in Python. Raises ValueError naming the choices if `name` is none of `POLICY_NAMES` or `ALIASES`.
 
     files: also "ddqn:PATH" and "hybrid:PATH", with the weights of that file (LocalError and OSError as
     `schedule.network.load_network`). For local tools: a name that someone else chose must not open files.
@@ -290,7 +292,7 @@ def make_twin(name: str, *, files: bool = False) -> Policy:
             raise LocalError(f"{kind} needs a network of kind {_FILE_KINDS[kind]!r}, {path} is of {network.kind!r}")
         return _learned(network)
     try:
-        return _FACTORIES[name]()
+        return _FACTORIES[ALIASES.get(name, name)]()
     except KeyError:
         raise ValueError(f"unknown scheduler {name!r}: choose one of {', '.join(POLICY_NAMES)}") from None
 
