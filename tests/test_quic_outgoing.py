@@ -216,26 +216,3 @@ async def test_more_hand_offs_than_streams_at_once_are_each_answered() -> None:
         assert all(isinstance(error, HandoffRefused) and error.busy for error in refused), refused
         await until(server.idle)
         assert (await send_kv(conn, arrays(1, 16), 20.0)).confirmed
-
-
-async def test_a_path_that_swallows_large_packets_ends_the_hand_off_and_carries_the_next() -> None:
-    async with serving() as server, connecting(server) as conn:
-        udp = conn.protocol._udp
-        assert udp is not None
-        send_run = udp.send_run
-
-        def swallow(data: Any, size: int, addr: Any) -> None:
-            for start in range(0, len(data), size):
-                one = data[start : start + size]
-                if len(one) <= 1300:
-                    send_run(one, len(one), addr)
-
-        udp.send_run = swallow  # type: ignore[method-assign]
-        with pytest.raises(ConnectionError, match="1200 bytes at most"):
-            await send_kv(conn, KV, 20.0)
-        assert not conn.protocol.quic.senders
-        assert not conn.protocol._outgoing
-        result = await send_kv(conn, KV, 20.0)
-        assert result.confirmed
-        assert result.j_block == 1.0
-        await until(lambda: len(server.received) == 1)

@@ -5,10 +5,8 @@ Neither needs a private name; `compat` puts them in their places.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from aioquic import tls
 from aioquic.quic import connection as aioquic_connection
@@ -17,8 +15,6 @@ from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
-
-from quic_pfec.quic.path_size import PathSize
 
 __all__ = ["ASK_EXTENSION", "FrameSource", "Recovery", "SentSymbol", "exempt_from_congestion_control"]
 
@@ -56,10 +52,6 @@ class FrameSource:
         self._offered = self._datagrams[0] if self._datagrams else ASK_EXTENSION
         return self._offered
 
-    def drop_larger(self, size: int) -> None:
-        """Forgets datagrams of the application above `size` bytes: at the head they would block all that follow."""
-        self._datagrams = deque(data for data in self._datagrams if len(data) <= size)
-
     def popleft(self) -> None:
         if self._offered is not ASK_EXTENSION:
             self._datagrams.popleft()
@@ -72,38 +64,11 @@ class Recovery(QuicPacketRecovery):
     settle_fates: Callable[[], None]
     """Called when a batch of delivery handlers has run."""
     expiring = False
-    path_size: PathSize
-    path_shrunk: Callable[[], None]
 
     def on_ack_received(self, *, ack_rangeset: RangeSet, ack_delay: float, now: float, space: QuicPacketSpace) -> None:
         self.check_ack(ack_rangeset)
-        seen = self._newly_acked(ack_rangeset, space) if self.path_size.missed else None
         super().on_ack_received(ack_rangeset=ack_rangeset, ack_delay=ack_delay, now=now, space=space)
         self.settle_fates()
-        if seen is not None and self.path_size.on_acked(*seen):
-            self.path_shrunk()
-
-    def _newly_acked(self, acked: RangeSet, space: QuicPacketSpace) -> tuple[int, bool] | None:
-        """The largest packet that this acknowledges for the first time, and whether a large one is among them."""
-        if not space.is_application_data:
-            return None
-        newly = -1
-        numbers = list(space.sent_packets)  # ascending, as aioquic relies on too
-        for index in range(len(acked) - 1, -1, -1):
-            span = acked[index]
-            for number in reversed(numbers[bisect_left(numbers, span.start) : bisect_left(numbers, span.stop)]):
-                newly = max(newly, number)
-                if self.path_size.is_large(space.sent_packets[number].sent_bytes):  # mostly the first
-                    return newly, True
-        return (newly, False) if newly >= 0 else None
-
-    def _on_packets_lost(self, *, packets: Iterable[QuicSentPacket], space: QuicPacketSpace, **how: Any) -> None:
-        packets = list(packets)
-        if space.is_application_data:
-            for packet in packets:
-                if self.path_size.is_large(packet.sent_bytes):
-                    self.path_size.on_lost(packet.packet_number)
-        super()._on_packets_lost(packets=packets, space=space, **how)
 
     def on_loss_detection_timeout(self, *, now: float) -> None:
         super().on_loss_detection_timeout(now=now)

@@ -145,8 +145,6 @@ class ExtensionConnection(Extension, GuardedConnection):
         self._recovery = cast(Recovery, self._loss)
         self._recovery.check_ack = self._check_ack
         self._recovery.settle_fates = self._settle_fates
-        self._recovery.path_size = self.path_size
-        self._recovery.path_shrunk = self._path_shrunk
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -226,7 +224,6 @@ class ExtensionConnection(Extension, GuardedConnection):
     def _begin_sending(self, now: float) -> None:
         self._now = now
         self._cwnd_blocked = False
-        self._begin_size()
         self._skip_packet_number()
         self._watch_key()
 
@@ -240,7 +237,6 @@ class ExtensionConnection(Extension, GuardedConnection):
         return datagrams
 
     def _end_sending(self) -> None:
-        self._end_size()
         if self._cwnd_blocked:
             self.blocked_cwnd += 1
         if self._pacing_at is not None and self._wants_packet():
@@ -316,14 +312,6 @@ class ExtensionConnection(Extension, GuardedConnection):
         try:
             for (acked, expired), tokens in fates.items():
                 self.frame_fates(tokens, acked, self._now, expired)
-        except Exception as exc:
-            self._contain(exc)
-
-    def _path_shrunk(self) -> None:
-        self._end_size()
-        cast(FrameSource, self._datagrams_pending).drop_larger(self.frame_space - 3)
-        try:
-            self.path_shrunk()
         except Exception as exc:
             self._contain(exc)
 

@@ -45,14 +45,6 @@ class TransferEvent(QuicEvent):
     event: Event
 
 
-@dataclass
-class TransferStuck(QuicEvent):
-    """The path turned out to carry no packet with a symbol of this outgoing transfer (`Extension.path_shrunk`)."""
-
-    transfer_id: int
-    datagram_size: int
-
-
 @dataclass(slots=True)
 class ExtensionStats:
     """Frames of the extension on this connection that led nowhere, by reason, and feedback."""
@@ -317,13 +309,6 @@ class PfecConnection(FastReceiveConnection):
 
     def stream_is_urgent(self, stream_id: int) -> bool:
         return stream_id in self.senders or stream_id in self.receivers
-
-    def path_shrunk(self) -> None:
-        """The size of a transfer's symbols is in its manifest: those that do not fit any more cannot go on."""
-        for transfer_id, sender in list(self.senders.items()):
-            if sender.symbol_size + frames.SOURCE_OVERHEAD > self.frame_space:
-                del self.senders[transfer_id]
-                self.emit(TransferStuck(transfer_id, self.path_size.size))
 
     # the path, as the scheduler sees it
 

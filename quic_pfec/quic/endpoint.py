@@ -3,7 +3,7 @@
 Own instead of aioquic's because its server constructs a fixed connection class, transmits once for every datagram it
 reads (half of a receiver's CPU time) and keeps any number of connections. Here a wake-up of the socket reads a batch,
 each connection then handles its events and transmits once (`driver`). Packets are sent with the kernel's path MTU
-discovery as configured; the sizes fit an MTU of 1,500, and become smaller where the path does not (`path_size`).
+discovery as configured; the sizes fit an MTU of 1,500.
 """
 
 from __future__ import annotations

@@ -129,9 +129,6 @@ class Extension:
         for token in tokens:
             self.frame_fate(token, acked, now, expired=expired)
 
-    def path_shrunk(self) -> None:
-        """Packets are smaller from now on, `frame_space` says how much: the path loses all that are larger."""
-
     # the fast path
 
     def fills_packets(self, space: int) -> bool:

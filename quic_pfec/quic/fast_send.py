@@ -107,8 +107,6 @@ class FastSendConnection(ExtensionConnection):
         """The key for runs, None when aioquic must build every packet."""
         if not (self.fast_path and self._handshake_confirmed and self._can_run()) or self._quic_logger is not None:
             return None
-        if self._max_datagram_size != self.path_size.size:  # a turn of small packets: frames of ours hardly fit
-            return None
         pair: CryptoPair = self._cryptos[tls.Epoch.ONE_RTT]
         if pair._update_key_requested:  # the phase shows the new key already, the secret is still the old one
             return None

@@ -1,8 +1,7 @@
 """The gaps of aioquic 1.7 that every connection of ours inherits, closed.
 
-It accepts acknowledgements of packets that were never sent, drops what comes 128 packets late as a duplicate, never
-changes a key, and never sends smaller packets than it began with. Each of these harms a sender at line rate, and the
-first is an attack.
+It accepts acknowledgements of packets that were never sent, drops what comes 128 packets late as a duplicate, and
+never changes a key. Each of these harms a sender at line rate, and the first is an attack.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from aioquic.quic.rangeset import RangeSet
 
 from quic_pfec.quic._fast import PacketWindow
 from quic_pfec.quic.client_auth import ClientAuthConnection
-from quic_pfec.quic.path_size import FLOOR, PathSize
 from quic_pfec.wire.errors import ErrorCode
 
 __all__ = ["GuardedConnection"]
@@ -36,27 +34,13 @@ class GuardedConnection(ClientAuthConnection):
     skip_random: random.Random = random.SystemRandom()
     """Chooses the packet numbers left out; must be unpredictable to the peer. A test may put a seeded one here."""
 
-    path_size: PathSize
-
     def _install_guards(self) -> None:
-        self.path_size = PathSize(self._max_datagram_size)
         self._skipped: deque[int] = deque(maxlen=16)
         self._skipped_count = 0
         self._skip_gap = 64
         self._skip_at = 32 + self.skip_random.randrange(64)
         self._key_phase = 0
         self._key_first_packet = 0
-
-    def _begin_size(self) -> None:
-        """The size for one turn of sending: the smallest in a handshake, or to find out about a black hole."""
-        initial = self._spaces.get(tls.Epoch.INITIAL)  # a datagram with an Initial packet is filled up
-        if not self._handshake_complete or initial is None or not initial.discarded:
-            self._max_datagram_size = min(self.path_size.size, FLOOR)
-        else:
-            self._max_datagram_size = self.path_size.size_now(self._loss._pto_count)
-
-    def _end_size(self) -> None:
-        self._max_datagram_size = self.path_size.size
 
     @property
     def packets_sent(self) -> int:

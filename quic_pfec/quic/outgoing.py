@@ -119,15 +119,15 @@ class Request:
         self.replies.put_nowait(None)
         self._protocol.outgoing_over(self.stream_id)
 
-    def cancel(self, error: Exception | None = None) -> None:
-        """The caller lost interest, or `error` ends it: free both sides."""
+    def cancel(self) -> None:
+        """The caller lost interest: free both sides."""
         if self._over:
             return
         quic = self._protocol.quic
         for give_up in (quic.reset_stream, quic.stop_stream):
             with suppress(RuntimeError, ValueError):  # that half has ended already
                 give_up(self.stream_id, AppCode.CANCELLED)
-        self.close(error)
+        self.close(None)
         self._protocol.transmit_soon()
 
 

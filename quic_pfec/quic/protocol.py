@@ -18,7 +18,7 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from quic_pfec.quic.connection import PfecConnection, TransferEvent, TransferStuck
+from quic_pfec.quic.connection import PfecConnection, TransferEvent
 from quic_pfec.quic.endpoint import ExtensionProtocol
 from quic_pfec.quic.handler import Handler
 from quic_pfec.quic.handshake import failure
@@ -31,11 +31,6 @@ from quic_pfec.wire.frames import AckStatus
 from quic_pfec.wire.limits import Limits
 
 logger = logging.getLogger("quic_pfec")
-
-STUCK = (
-    "the path loses every packet of full size: this connection now sends {} bytes at most, and what is handed over "
-    "from now on is cut to fit; hand it over again"
-)
 
 
 class PfecProtocol(ExtensionProtocol[PfecConnection]):
@@ -112,9 +107,6 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
                 outgoing.on_stream(event.data, event.end_stream)
             elif self._is_incoming(event.stream_id):
                 self._incoming_for(event.stream_id, by_stream=True).on_stream(event.data, event.end_stream)
-        elif isinstance(event, TransferStuck):
-            if event.transfer_id in self._outgoing:
-                self._outgoing[event.transfer_id].cancel(ConnectionError(STUCK.format(event.datagram_size)))
         elif isinstance(event, StopSendingReceived):
             if event.stream_id in self._outgoing:
                 self._outgoing[event.stream_id].on_stop(event.error_code)
