@@ -306,7 +306,8 @@ async def send_kv(
     symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those rows from `tokens`
     where that fits the receiver's time, else it masks (`KVReport.missing_used`). late: what becomes of what arrives
     after the freeze: it is dropped, or "patch": we go on sending, and the receiver patches whole units into the cache
-    while it generates, if it knows how (`KVReport.late`, `KVReport.patched`); needs `then`, and holes, so not missing="recompute".
+    while it generates, if it knows how (`KVReport.late`, `KVReport.patched`); needs `then`, and holes, so not
+    missing="recompute".
     base: handle of an earlier hand-off that holds the tokens before this one's first. then: what to generate, at the
     freeze, without another trip.
 
