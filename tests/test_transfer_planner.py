@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from interop.make_network_vectors import random_network
@@ -73,6 +73,10 @@ class Wild:
 
 
 @settings(deadline=None, max_examples=150)
+@example(  # the path's time moves the cut-off to before now, between two plans
+    name="none", seed=11376, transfer_id=0, budget=None, credit=60, max_window=4, degree=1, manifest=1, loss=0.0,
+    late_s=0.1,
+)  # fmt: skip
 @given(
     name=st.sampled_from([*POLICY_NAMES, "wild", "crowded", "rationed", "learned"]),
     seed=st.integers(0, 2**32),

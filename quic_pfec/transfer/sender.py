@@ -317,6 +317,7 @@ class Sender:
 
     def state(self, now: float) -> State:
         """The policy's view at `now`; the object is reused by later calls."""
+        self._turn(now)
         return self._planner.state(now)
 
     # planning
