@@ -49,7 +49,7 @@ def test_ddqn_writes_weights_a_curve_figures_and_goes_on(tmp_path: Path) -> None
     assert code == 0, text
     network = load_network(weights)
     assert (network.name, network.kind, network.seed) == ("my-ddqn", "q", 2)
-    assert network.command.startswith("quic-pfec ")
+    assert network.command.startswith("quic-pfec")
     values = json.loads(figures.read_text())
     assert values["settings"]["transitions"] == 700
     assert values["curve"][-1]["j_block"] > 0
