@@ -166,6 +166,17 @@ def test_lossy_transfer_freezes_at_the_deadline(scheduler: str) -> None:
         assert sent >= 0.95 * sender.slots_total
 
 
+def test_acknowledgements_travel_with_feedback() -> None:
+    world = World(loss=False, rate_bps=100e6)
+    world.connect()
+    before = world.server.packets_sent
+    world.send(prepared(layers=12, tokens=256), 30.0)
+    world.pair.run_until(lambda: world.frozen is not None, 30.0)
+    feedback = world.server.extension_stats.feedback_sent
+    assert feedback > 50
+    assert world.server.packets_sent - before < 1.2 * feedback
+
+
 def test_window_slides_only_by_feedback() -> None:
     world = World()
     world.connect()

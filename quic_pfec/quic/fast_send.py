@@ -170,15 +170,6 @@ class FastSendConnection(ExtensionConnection):
                 return True
         return False
 
-    def _wants_feedback(self) -> bool:
-        if not self._extension_on:
-            return False
-        try:
-            return self.has_feedback(self._now)
-        except Exception as exc:
-            self._contain(exc)
-            return True
-
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def _send_own(self, now: float, key: RunKey, send: SendRun) -> None:
