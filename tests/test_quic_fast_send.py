@@ -300,6 +300,22 @@ def test_the_tick_only_delays_whoever_waits_for_its_own_pacer() -> None:
     assert len(server.received) > 0
 
 
+def test_what_comes_between_two_bursts_does_not_cut_them() -> None:
+    _, client, _ = pair_of()
+    client.set_congestion_control(*rate_control(100e6))
+    client.pacing_tick_s = 0.001
+    client.total = 10**6
+    now = 1.0
+    client.datagrams_to_send(now)
+    due = client.get_timer()
+    assert due == now + client.pacing_tick_s
+    for share in (0.3, 0.6, 0.99):  # an acknowledgement, say: whoever gets one transmits
+        assert client.datagrams_to_send(now + share * client.pacing_tick_s) == []
+        assert client.get_timer() == due
+    assert len(client.datagrams_to_send(due)) > 5
+    assert client.get_timer() == due + client.pacing_tick_s
+
+
 def test_the_base_class_has_the_same_doors() -> None:
     pair = make_pair(Toy, Toy, client_options={"total": 10})
     pair.connect()

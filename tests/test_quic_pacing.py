@@ -30,6 +30,30 @@ def test_every_datagram_is_charged_its_overhead(overhead: int) -> None:
     assert sent == pytest.approx(1e6 / (1000 + overhead), abs=3)
 
 
+@pytest.mark.parametrize("most", [0, 1, 3, 44])
+def test_taking_many_is_asking_for_each(most: int) -> None:
+    def pair() -> tuple[Fixed, Fixed]:
+        return Fixed(burst_s=0.02), Fixed(burst_s=0.02)
+
+    for waited_s in (0.0, 0.0009, 0.003, 0.01, 0.5):
+        one, many = pair()
+        for bucket in (one, many):
+            bucket.next_send_time(1.0)
+        now, asked = 1.0 + waited_s, 0
+        while asked < most and one.next_send_time(now) is None:
+            one.update_after_send(now)
+            asked += 1
+        assert many.take(now, most) == asked
+        for bucket in (one, many):
+            bucket.settle(now, [700] * asked)
+        assert many.next_send_time(now) == one.next_send_time(now)
+        for _ in range(30):
+            assert many.take(now, 1) == (one.next_send_time(now) is None)
+            one.update_after_send(now)
+            if one.next_send_time(now) is not None:
+                break
+
+
 def test_a_bucket_needs_a_rate_and_sensible_bounds() -> None:
     with pytest.raises(LocalError, match="rate"):
         TokenBucket().next_send_time(1.0)

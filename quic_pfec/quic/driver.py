@@ -141,7 +141,10 @@ class ExtensionProtocol(Generic[C]):
             self.quic.receive_datagrams(datagrams, addr, self._clock())
         except Exception as exc:
             self._bug(exc)
-        self.transmit_soon()
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
+        if not self._closed.is_set():
+            self._turn()  # what a wake-up brought came together: another turn of the loop would add nothing
 
     def abandon(self) -> None:
         """Forget the connection without telling the peer."""

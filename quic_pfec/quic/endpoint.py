@@ -130,8 +130,14 @@ class Listener:
         """Each connection gets what came for it back to back together."""
         batch: list[bytes] = []
         owner: ExtensionProtocol[Any] | None = None
+        end = 1 + self._configuration.connection_id_length
+        last: bytes | None = None  # the connection id of the packet before, had it a short header
+        protocol: ExtensionProtocol[Any] | None = None
         for data in datagrams:
-            protocol = self._route(data, addr)
+            cid = data[1:end] if data and not data[0] & 0x80 else None
+            if cid is None or cid != last:
+                protocol = self._route(data, addr)
+                last = cid
             if protocol is not owner:
                 if owner is not None:
                     owner.datagrams_received(batch, addr)

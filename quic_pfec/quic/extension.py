@@ -47,7 +47,7 @@ head, tail offset, tail span, symbol)."""
 
 
 class Pacer(Protocol):
-    """What the connection asks before and tells after each packet. aioquic's own pacer has the first three."""
+    """What the connection asks before and tells after each packet. aioquic's own pacer has those up to `update_rate`."""
 
     next_size: int | None
     """Set before `update_after_send` when the UDP payload of the packet being built is known, else None."""
@@ -57,6 +57,9 @@ class Pacer(Protocol):
     def update_after_send(self, now: float) -> None: ...
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None: ...
+
+    def take(self, now: float, most: int) -> int:
+        """How many full packets may be sent now, at most `most`; they are charged until `settle` knows their sizes."""
 
     def settle(self, now: float, datagram_sizes: Sequence[int]) -> None:
         """The datagrams that really left since the last call, all of them, in bytes of UDP payload."""

@@ -62,6 +62,7 @@ class FastSendConnection(ExtensionConnection):
         self.fast_packets_sent = 0
         self.quiet_turns = 0
         """How often aioquic was not asked, because it had nothing to send."""
+        self._burst_at: float | None = None  # when whoever waits for the pacer may send again
         self._send_key: RunKey | None = None
         self._send_aead: object = None
         self._plain = bytearray()
@@ -89,7 +90,10 @@ class FastSendConnection(ExtensionConnection):
             else:
                 self.quiet_turns += 1
                 self._pacing_at = None
-            if self._frames_held and key is not None and self._can_run():
+            if self._burst_at is not None and now < self._burst_at:
+                # An acknowledgement came in between: half a burst now would cost both ends a wake-up more.
+                self._pacing_at = self._burst_at if self._frames_held else self._pacing_at
+            elif self._frames_held and key is not None and self._can_run():
                 try:
                     self._send_own(now, key, send)
                 except Exception as exc:
@@ -99,8 +103,10 @@ class FastSendConnection(ExtensionConnection):
         if self._close_pending:  # a bug of ours showed while the packets were built
             for data, addr in self._built_by_aioquic(now):
                 send(data, len(data), addr)
-        if self._pacing_at is not None and self._own_pacer is not None:
-            self._pacing_at = max(self._pacing_at, now + self.pacing_tick_s)
+        if self._pacing_at is None or self._own_pacer is None:
+            self._burst_at = None
+        elif self._burst_at is None or now >= self._burst_at:
+            self._burst_at = self._pacing_at = max(self._pacing_at, now + self.pacing_tick_s)
         self._end_sending()
 
     def _run_key(self) -> RunKey | None:
@@ -209,7 +215,7 @@ class FastSendConnection(ExtensionConnection):
     def _allowance(self, now: float) -> tuple[int, int]:
         """Packets that congestion window and pacer allow now, and the room of a frame in each; 0 packets: none.
 
-        An own pacer is asked, and charged a full packet, for each; `_settle` then charges what they really had.
+        An own pacer is charged a full packet for each; `_settle` then charges what they really had.
         """
         pacer = self._own_pacer
         window = self.cwnd - self.bytes_in_flight
@@ -220,14 +226,9 @@ class FastSendConnection(ExtensionConnection):
             self._pacing_at = self._loss._pacer.next_send_time(now=now)
             packets = int(self._pacing_at is None)
         else:
-            packets = 0
-            while packets < min(most, MAX_RUN):
-                self._pacing_at = pacer.next_send_time(now)
-                if self._pacing_at is not None:
-                    break
-                pacer.next_size = None
-                pacer.update_after_send(now)
-                packets += 1
+            most = min(most, MAX_RUN)
+            packets = pacer.take(now, most)
+            self._pacing_at = pacer.next_send_time(now) if packets < most else None
         if packets and space < self.smallest_frame:
             self._cwnd_blocked = True
             self._settle(now, [])

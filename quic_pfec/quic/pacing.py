@@ -70,6 +70,16 @@ class TokenBucket:
         self._tokens -= charge
         self._provisional += charge
 
+    def take(self, now: float, most: int) -> int:
+        """Charges as many full packets as may be sent now, up to `most`; `settle` puts right what they really had."""
+        if most <= 0 or self.next_send_time(now) is not None:
+            return 0
+        packets = min(most, max(1, int((self._tokens + 1e-3) / self._packet)))
+        self._tokens -= packets * self._packet
+        self._provisional += packets * self._packet
+        self.next_size = None
+        return packets
+
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         """aioquic's pacer would take cwnd/RTT here; this one takes the controller's rate."""
 
