@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-COMPILED := codec quic_pfec/schedule quic_pfec/sim
-SOURCES := $(filter-out %/_codec.c %/_policy.c %/_engine.c,$(wildcard $(foreach part,pyx pxi c h,$(addsuffix /*.$(part),$(COMPILED)))))
+COMPILED := codec quic_pfec/schedule quic_pfec/sim quic_pfec/quic
+SOURCES := $(filter-out %/_codec.c %/_policy.c %/_engine.c %/_fast.c,$(wildcard $(foreach part,pyx pxi c h,$(addsuffix /*.$(part),$(COMPILED)))))
 
 .PHONY: setup demo test suite test-isa check fast fuzz wheel clean
 setup: $(STAMP)
@@ -45,4 +45,4 @@ wheel: setup
 	$(BIN)/python -m build --outdir dist .
 
 clean:
-	rm -rf build dist out *.egg-info quic_pfec/*.so quic_pfec/*/*.so codec/_codec.c quic_pfec/schedule/_policy.c quic_pfec/sim/_engine.c
+	rm -rf build dist out *.egg-info quic_pfec/*.so quic_pfec/*/*.so codec/_codec.c quic_pfec/schedule/_policy.c quic_pfec/sim/_engine.c quic_pfec/quic/_fast.c

@@ -23,6 +23,7 @@ from quic_pfec.quic.endpoint import open_connection
 from quic_pfec.quic.handler import Handler, takes_late
 from quic_pfec.quic.outgoing import HandoffRefused, Outgoing, Request, SendOptions
 from quic_pfec.quic.protocol import PfecProtocol
+from quic_pfec.quic.route import LARGEST_MTU, datagram_size
 from quic_pfec.report import KVReport, LimitedBy, Symbols
 from quic_pfec.schedule.policies import ALIASES, POLICY_NAMES
 from quic_pfec.transfer.report import bits, outcome, symbols_digest
@@ -117,6 +118,11 @@ class Connection:
         question = Request(self._protocol, request.message(handle, self._protocol.token))
         self._protocol.begin(question)
         return KVText(question)
+
+    @property
+    def provisioned(self) -> bool:
+        """Whether it sends at a rate that `connect` was given, so that what fits before a deadline is known."""
+        return self._protocol.quic.congestion_control == "rate"
 
     def weigh(self, layout: Layout, deadline_s: float) -> WireChoice:
         """What wire_dtype="auto" comes to for a hand-off of `layout` with `deadline_s` seconds from now.
@@ -219,6 +225,7 @@ async def connect(
     congestion_control: str = "cubic",
     rate: str | float | None = None,
     lossy: bool = False,
+    mtu: int = LARGEST_MTU,
     extension: bool = True,
     handler: Handler | None = None,
     limits: Limits | None = None,
@@ -230,7 +237,8 @@ async def connect(
     client_certificate: (certificate, key) files for mutual TLS. token: what the peer asks for. congestion_control:
     "cubic", "reno", "bbr", or "rate" together with `rate` ("50Mbps" or bit/s): a provisioned rate for a path that is
     known to lose packets; `rate` alone implies it. lossy: the path is known to lose packets, not its rate; "bbr" then
-    bears random loss, and is implied. extension=False: speak plain QUIC only. handler: takes the peer's hand-offs.
+    bears random loss, and is implied. mtu: of the path in bytes, 1,248 to 1,500; where the route says that it
+    carries less, that counts. extension=False: speak plain QUIC only. handler: takes the peer's hand-offs.
 
     Raises ConnectionError if the peer cannot be reached in time or not trusted, ValueError for settings that contradict
     each other and files that are not what they should be, OSError for files that cannot be read. Each says in one line
@@ -251,6 +259,7 @@ async def connect(
         server_name=server_name,
         certificate=client_certificate,
         congestion_control=congestion.aioquic_name,
+        max_datagram_size=datagram_size(mtu),
     )
     async with open_connection(
         host,
@@ -300,7 +309,8 @@ async def send_kv(
     cache: what `prepare` returned, or what it takes. deadline: seconds from this call (> 0); or deadline_at on
     `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
     not prepared; wire_dtype may also be "auto": bf16 if all of it can be sent before the deadline at the connection's
-    rate (with cubic or reno: what they allow just then), else progressive. scheduler: one of
+    rate (with cubic or reno: what they allow just then), else progressive. Default: "auto" at a provisioned rate, which
+    says what fits, else bf16. scheduler: one of
     `schedule.policies.POLICY_NAMES`; "priorityfec-paper", the paper's design, is its learned policy "ddqn";
     "paper-deficit" is the same with its heuristic. repair_budget: repairs plus resends allowed as a share of the
     symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those rows from `tokens`
@@ -350,6 +360,8 @@ async def send_kv(
             if given is not None:
                 raise LocalError(f"this cache is prepared: give {parameter}= to prepare(), where it takes effect")
     else:
+        if wire_dtype is None and conn.provisioned:
+            wire_dtype = AUTO
         kv = prepare(
             cache,
             tokens=tokens,

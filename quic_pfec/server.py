@@ -17,6 +17,7 @@ from quic_pfec.quic.endpoint import Listener, listen
 from quic_pfec.quic.handler import Admission, Freeze, Handler, Reply, StandBy, takes_late
 from quic_pfec.quic.journal import Journal
 from quic_pfec.quic.protocol import PfecProtocol
+from quic_pfec.quic.route import LARGEST_MTU, datagram_size
 from quic_pfec.wire import messages
 from quic_pfec.wire.errors import AppCode, LocalError, Refusal
 from quic_pfec.wire.limits import Limits
@@ -65,6 +66,7 @@ async def serve(
     congestion_control: str = "cubic",
     rate: str | float | None = None,
     lossy: bool = False,
+    mtu: int = LARGEST_MTU,
     extension: bool = True,
     max_transfers: int = 8,
     max_bytes: int | None = None,
@@ -79,8 +81,8 @@ async def serve(
     on_kv gets a `ReceivedKV` for each hand-off at its freeze; or handler decides everything (the LLM endpoint is one).
     certificate, private_key: PEM files, TLS 1.3 always. token: senders must present it. client_ca: PEM file; senders
     must present a certificate that it signed. max_transfers, max_bytes: hand-offs under way at once, and their memory;
-    beyond it senders hear `busy`. congestion_control, rate, lossy: as in `connect`, for what this side
-    sends. limits: see `Limits`. What became of each hand-off is logged to `quic_pfec.handoffs`.
+    beyond it senders hear `busy`. congestion_control, rate, lossy, mtu: as in `connect`, for what
+    this side sends. limits: see `Limits`. What became of each hand-off is logged to `quic_pfec.handoffs`.
 
     Raises ValueError for contradictory settings and files that are not what they should be, OSError if the address
     cannot be bound or a file cannot be read.
@@ -111,6 +113,7 @@ async def serve(
         certificate=(certificate, private_key),
         client_ca=client_ca,
         congestion_control=congestion.aioquic_name,
+        max_datagram_size=datagram_size(mtu),
         secrets_log=secrets_log,
         quic_log=quic_log,
     )

@@ -153,8 +153,9 @@ async def test_without_the_extension(endpoint: Endpoint) -> None:
     assert endpoint.received[0].is_complete
 
 
-async def test_auto_chooses_once_it_knows_the_link_and_says_why(endpoint: Endpoint) -> None:
-    common = ("--tokens", "100", "--max-new-tokens", "0", "--wire-dtype", "auto")
+@pytest.mark.parametrize("asked", [(), ("--wire-dtype", "auto")])
+async def test_auto_chooses_once_it_knows_the_link_and_says_why(asked: tuple[str, ...], endpoint: Endpoint) -> None:
+    common = ("--tokens", "100", "--max-new-tokens", "0", *asked)
     result = await endpoint.send(*common, "--rate", "100Mbps")
     assert result.exit_code == 0, result.output
     assert "wire     auto chose bf16: bf16 needs" in result.stderr
@@ -165,6 +166,12 @@ async def test_auto_chooses_once_it_knows_the_link_and_says_why(endpoint: Endpoi
     assert values["auto"]["needed_s"] > values["auto"]["remaining_s"] > 0
     assert "that does not fit" in values["auto"]["reason"]
     assert endpoint.received[0].manifest.wire_dtype == "bf16"
+
+
+async def test_without_a_rate_the_default_rounds_no_further_than_bf16(endpoint: Endpoint) -> None:
+    result = await endpoint.send("--tokens", "100", "--max-new-tokens", "0", "--deadline", "0.2", "--json")
+    values = json.loads(result.stdout)
+    assert (values["wire_dtype"], values["auto"]) == ("bf16", None)
 
 
 async def test_a_wire_dtype_that_is_named_is_taken(endpoint: Endpoint) -> None:

@@ -70,7 +70,8 @@ async def test_quantised_hand_offs_are_what_both_ends_compute(wire_dtype: str, e
         await until(server.idle)
 
 
-async def test_auto_rounds_nothing_while_there_is_time() -> None:
+@pytest.mark.parametrize("asked", [{}, {"wire_dtype": "auto"}])  # at a provisioned rate that is the default
+async def test_auto_rounds_nothing_while_there_is_time(asked: dict[str, str]) -> None:
     cache = arrays(6, 128)  # 393 kB in bf16: 0.66 s at 5 Mbit/s; 0.40 s in both precisions, 0.23 s the bases
     said = []
     async with serving() as server:
@@ -78,7 +79,7 @@ async def test_auto_rounds_nothing_while_there_is_time() -> None:
             async with connecting(relay.port, rate="5Mbps") as conn:
                 for deadline in (20.0, 0.33):
                     relay.epoch()
-                    report = await send_kv(conn, cache, deadline, wire_dtype="auto")
+                    report = await send_kv(conn, cache, deadline, **asked)  # type: ignore[arg-type]
                     said.append((report.wire_dtype, report.j_block == 1.0))
                     assert report.as_dict()["wire_dtype"] == report.wire_dtype
         await until(lambda: len(server.received) == 2)
@@ -154,7 +155,7 @@ async def test_short_deadline_on_a_lossy_link_freezes_a_part() -> None:
         with relaying(server, rate_bps=3e6, loss=PRESETS["paper"]) as relay:
             async with connecting(relay.port, rate="3Mbps") as conn:
                 relay.epoch()
-                report = await send_kv(conn, cache, 0.4)
+                report = await send_kv(conn, cache, 0.4, wire_dtype="bf16")
         await until(lambda: len(server.received) == 1)
     assert report.confirmed
     assert 0 < report.j_frac < 1

@@ -70,6 +70,9 @@ def send_command(
     lossy: Annotated[
         bool, typer.Option("--lossy", help="The path is known to lose packets: bbr bears that. Implies bbr.")
     ] = False,
+    mtu: Annotated[
+        int, typer.Option(help="Of the path, 1248 to 1500 bytes. That of the route counts where it is smaller.")
+    ] = 1500,
     scheduler: Annotated[
         str,
         typer.Option(
@@ -79,12 +82,13 @@ def send_command(
     ] = "hybrid",
     order: Annotated[str, typer.Option(help="Of sending: utility, prefix or fifo.")] = "utility",
     wire_dtype: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="What the cache travels as: bf16, its own dtype, quantised (int8, fp8, int4), progressive (int4, "
-            "then refinements), or auto: bf16 if it fits before the deadline, else progressive."
+            "then refinements), or auto: bf16 if it fits before the deadline, else progressive. Default: auto with "
+            "--rate, which says what fits, else bf16."
         ),
-    ] = "bf16",
+    ] = None,
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
     late: Annotated[
         str,
@@ -134,6 +138,8 @@ def send_command(
     from quic_pfec.kv.auto import AUTO
     from quic_pfec.wire.manifest import WIRE_DTYPES
 
+    if wire_dtype is None:
+        wire_dtype = "bf16" if rate is None else AUTO
     if wire_dtype not in (*WIRE_DTYPES, AUTO):
         fail(f"--wire-dtype is one of {', '.join((*WIRE_DTYPES, AUTO))}, not {wire_dtype!r}")
     if score not in ("request", "profile"):
@@ -197,6 +203,7 @@ def send_command(
             congestion_control=congestion_control,
             rate=rate,
             lossy=lossy,
+            mtu=mtu,
             extension=extension,
         )
 

@@ -60,6 +60,9 @@ def serve_command(
     lossy: Annotated[
         bool, typer.Option("--lossy", help="The path is known to lose packets: bbr bears that. Implies bbr.")
     ] = False,
+    mtu: Annotated[
+        int, typer.Option(help="Of the path, 1248 to 1500 bytes. That of the route counts where it is smaller.")
+    ] = 1500,
     extension: Annotated[bool, typer.Option("--extension/--no-extension", help="Speak the FEC extension.")] = True,
     retry: Annotated[
         bool, typer.Option("--stateless-retry", "-r", help="Validate addresses with a Retry packet.")
@@ -127,6 +130,7 @@ def serve_command(
             congestion_control=congestion_control,
             rate=rate,
             lossy=lossy,
+            mtu=mtu,
             extension=extension,
             retry=retry,
             secrets_log=None if secrets_log is None else str(secrets_log),

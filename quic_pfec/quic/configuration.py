@@ -43,7 +43,7 @@ def configuration(
     ca_certs: PEM file that a client trusts (default: the certifi bundle). insecure: verify nothing. certificate:
     (chain, key) PEM files, required for a server, for mutual TLS on a client. client_ca: PEM file; a server then admits
     only clients with a certificate signed by it. idle_timeout_s: RFC 9308 §3.2 suggests at least 30 s.
-    max_datagram_size: 1200..65527; aioquic does no path MTU discovery, so lower it to 1200 on paths below 1,500.
+    max_datagram_size: 1200..65527; an endpoint takes less for an address whose route carries less (see `route`).
     max_data, max_stream_data: initial flow control in bytes; only streams are under it. secrets_log: TLS secrets are
     appended to this file, for analysis of tests only. quic_log: an existing folder for qlog files.
 

@@ -41,6 +41,7 @@ from quic_pfec.quic.connection import PfecConnection
 from quic_pfec.quic.driver import ExtensionProtocol
 from quic_pfec.quic.fast_send import FastSendConnection
 from quic_pfec.quic.handshake import unanswered, until_refused
+from quic_pfec.quic.route import datagram_size, route_mtu
 from quic_pfec.quic.udp import UdpSocket
 
 __all__ = ["ExtensionProtocol", "Listener", "configuration", "listen", "open_connection"]
@@ -196,7 +197,7 @@ class Listener:
             retry_source = header.destination_cid
         try:
             quic = self._make_connection(
-                original_destination_connection_id=original, retry_source_connection_id=retry_source
+                addr, original_destination_connection_id=original, retry_source_connection_id=retry_source
             )
             protocol = self._make_protocol(quic)
         except Exception as exc:
@@ -327,7 +328,7 @@ async def _attempt(
     timeout_s: float,
 ) -> tuple[P | None, UdpSocket]:
     """One handshake; no protocol when nobody answered in time. Raises ConnectionError when it was refused."""
-    protocol = make_protocol(make_connection())
+    protocol = make_protocol(make_connection(address))
     udp = UdpSocket(_bound(family, ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)), protocol.datagrams_received)
     protocol.attach(udp)
     connected = False
@@ -367,10 +368,12 @@ def _connection_maker(
     options: Mapping[str, Any] | None,
     congestion: Congestion | None,
 ) -> Callable[..., ExtensionConnection]:
-    def make(**arguments: Any) -> ExtensionConnection:
-        quic = connection_class(configuration=configuration, options=options, **arguments)
+    def make(address: NetworkAddress, **arguments: Any) -> ExtensionConnection:
+        size = min(configuration.max_datagram_size, datagram_size(route_mtu(address)))
+        chosen = dataclasses.replace(configuration, max_datagram_size=size)
+        quic = connection_class(configuration=chosen, options=options, **arguments)
         if congestion is not None:
-            congestion.install(quic, configuration.max_datagram_size)
+            congestion.install(quic, size)
         if isinstance(quic, FastSendConnection):
             quic.pacing_tick_s = DEFAULT_BURST_S if congestion is None else congestion.burst_s
         return quic

@@ -47,7 +47,7 @@ head, tail offset, tail span, symbol)."""
 
 
 class Pacer(Protocol):
-    """What the connection asks before and tells after each packet. aioquic's own pacer has those up to `update_rate`."""
+    """What the connection asks before and tells after each packet. aioquic's own has those up to `update_rate`."""
 
     next_size: int | None
     """Set before `update_after_send` when the UDP payload of the packet being built is known, else None."""

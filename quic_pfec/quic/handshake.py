@@ -60,7 +60,8 @@ def unanswered(host: str, port: int, after: str) -> str:
     """One line for a server that did not answer; `after` says how long was waited, or what came instead."""
     return (
         f"no answer from {host} port {port} (UDP) {after}: is `quic-pfec serve` running there, on this port, "
-        "with --host for other machines, and does a firewall let UDP through?"
+        "with --host for other machines, and does a firewall let UDP through? Where a tunnel drops large packets both "
+        "sides need its MTU, such as --mtu 1280"
     )
 
 
