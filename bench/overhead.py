@@ -388,7 +388,7 @@ def main() -> None:
             world = make_world(geometry, rho, options.packets, encoder, options.seed)
             encoder = world.encoder
             for policy in policies:
-                print(f"{geometry}, rho {rho:g}, {policy}", end="\r", file=sys.stderr)
+                print(f"{geometry}, rho {rho:g}, {policy}", file=sys.stderr)
                 rows.append(measure(world, policy, options.budget, options.rounds))
     print_table(rows)
     if options.json is not None:

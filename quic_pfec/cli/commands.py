@@ -6,6 +6,7 @@ import json
 import platform
 import re
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.progress import progress_on_stderr
 from quic_pfec.cli.selftest import selftest_command
 from quic_pfec.cli.send import send_command
 
@@ -192,9 +194,6 @@ def profile_command(
     if receiver not in ("mask", "zero"):
         fail(f"--receiver is mask or zero, not {receiver!r}")
     with need_extra():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
         from quic_pfec.kv.profile import save_profile
         from quic_pfec.llm.dataset import load_dataset
         from quic_pfec.llm.models import load
@@ -218,13 +217,8 @@ def profile_command(
         questions = None if data is None else load_dataset(data)
         with need_extra():
             loaded = load(model, device=device)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-            task = bars.add_task(f"{loaded.name}, cells")
-            profile = measure(
-                loaded, settings, lambda done, total: bars.update(task, completed=done, total=total), questions
-            )
+        with progress_on_stderr() as step:
+            profile = measure(loaded, settings, partial(step, f"{loaded.name}, cells"), questions)
         path = out or Path(f"{re.sub(r'[^A-Za-z0-9._-]+', '-', profile.model)}-{receiver}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         save_profile(profile, path)

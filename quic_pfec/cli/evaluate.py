@@ -20,6 +20,7 @@ import typer
 
 from quic_pfec.cli.evaluate_points import SIMULATED, evaluate_points
 from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.progress import progress_on_stderr
 
 if TYPE_CHECKING:
     from quic_pfec.llm.quality import Settings
@@ -108,7 +109,6 @@ def evaluate_command(
         return
     with need_extra():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         from quic_pfec.llm.dataset import builtin_dataset, load_dataset
         from quic_pfec.llm.models import load
@@ -119,7 +119,6 @@ def evaluate_command(
         if picture is not None:
             from quic_pfec.cli.quality_picture import draw_quality
     begun_s = time.monotonic()
-    errors = Console(stderr=True)
     try:
         settings = Settings(
             tokens=tokens,
@@ -139,15 +138,7 @@ def evaluate_command(
         questions = builtin_dataset() if data is None else load_dataset(data)
         with need_extra():
             loaded = load(model, device=device, threads=threads)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
-            tasks: dict[str, Any] = {}
-
-            def progress(step: str, done: int, total: int) -> None:
-                if step not in tasks:
-                    tasks[step] = bars.add_task(step, total=total)
-                bars.update(tasks[step], completed=done)
-
+        with progress_on_stderr() as progress:
             result = run(
                 loaded, questions, settings, examples, jobs=jobs or 1, source=model, device=device, progress=progress,
                 journal=None if json_path is None else json_path.with_suffix(".jsonl"),

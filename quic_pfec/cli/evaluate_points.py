@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.progress import progress_on_stderr
 
 SIMULATED = ("paper", "short", "heldout", "context", "5g")
 
@@ -55,14 +57,12 @@ def evaluate_points(
     """Runs one of `SIMULATED` and prints, writes and draws what came out."""
     with need_extra():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         from quic_pfec.sim.points import cells
         from quic_pfec.sim.sweep import parse_scheme, run_sweep
 
         if picture is not None:
             from quic_pfec.cli.points_picture import draw_points
-    errors = Console(stderr=True)
     if trace is not None and point != "5g":
         fail("--trace belongs to --point 5g")
     journal = None
@@ -71,13 +71,7 @@ def evaluate_points(
         journal = json_path.with_suffix(".jsonl")
     try:
         chosen = [parse_scheme(text) for text in dict.fromkeys(schedulers or default_schemes())]
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
-            task = bars.add_task("hand-offs x schemes", total=None)
-
-            def progress(done: int, total: int) -> None:
-                bars.update(task, completed=done, total=total)
-
+        with progress_on_stderr() as step:
             table = run_sweep(
                 cells(point, None if trace is None else str(trace)),
                 chosen,
@@ -85,7 +79,7 @@ def evaluate_points(
                 jobs=jobs,
                 executor=executor,
                 journal=journal,
-                progress=progress,
+                progress=partial(step, "hand-offs x schemes"),
             )
     except (ValueError, OSError, ImportError) as error:
         fail(str(error))

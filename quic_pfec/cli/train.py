@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.progress import progress_on_stderr
 
 if TYPE_CHECKING:
     from quic_pfec.schedule.network import Network
@@ -100,10 +100,10 @@ def ddqn_command(
                     reward_scale=reward_scale, choose=choose,
                 )
             )  # fmt: skip
-        with _bar("learning") as step:
+        with progress_on_stderr() as step:
 
             def progress(now: Learner) -> None:
-                step(int(1000 * now.share), 1000)
+                step("learning, per mille", int(1000 * now.share), 1000)
 
             result = train(
                 learner, name=weights.stem, command=_command(), checkpoint=checkpoint or resume, progress=progress
@@ -161,18 +161,18 @@ def override_command(
             seed=seed, distribution=distribution, states=states, steps=steps,  # type: ignore[arg-type]
             resend=resend, validation=validation,
         )  # fmt: skip
-        with _bar("trying choices") as step:
-            labels = override.collect(args, step)
-        with _bar("regression") as step:
-            network, curve = override.fit(args, labels, step)
-        with _bar("margin") as step:
-            margin, tried = override.choose_margin(network, args, step)
+        with progress_on_stderr() as step:
+            labels = override.collect(args, partial(step, "trying choices"))
+            network, curve = override.fit(args, labels, partial(step, "regression"))
+            margin, tried = override.choose_margin(network, args, partial(step, "margin"))
         for one in tried:
             print(f"{one.label}: {one.gain:+.5f} +- {one.half:.5f} at {one.base:.4f}, acted {one.acted} times")
         judged: list[override.Gain] = []
         if margin is not None and gate_seeds:
-            with _bar("gate") as step:
-                judged = override.judge_cells(replace(network, margin=margin), override.gate_cells(), gate_seeds, step)
+            with progress_on_stderr() as step:
+                judged = override.judge_cells(
+                    replace(network, margin=margin), override.gate_cells(), gate_seeds, partial(step, "gate")
+                )
         passed = bool(judged) and override.passes(judged)
         network = replace(
             network, name=weights.stem, command=_command(), margin=margin if passed else None,
@@ -204,19 +204,6 @@ def _save(network: Network, path: Path) -> None:
     print(f"weights: {path}")
 
 
-@contextmanager
-def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr; the function takes (done, total)."""
-    with need_extra():
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    errors = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
-        task = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
-
-
 def _report(
     network: Network,
     curve: list[dict[str, float]],
@@ -230,8 +217,8 @@ def _report(
 
     rows = []
     if seeds:
-        with _bar("grid") as step:
-            rows = compare_grid(network, seeds, step)
+        with progress_on_stderr() as step:
+            rows = compare_grid(network, seeds, partial(step, "grid"))
         from rich.console import Console
         from rich.table import Table
 
