@@ -338,7 +338,7 @@ def draw_alone(axis: Any, cells: list[dict[str, Any]]) -> None:
     axis.set_yticks(list(places), labels, fontsize=8)
     axis.set_xlabel("share of a link of 50 Mbit/s, 20 ms")
     axis.set_xlim(0, 1.05)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, ncol=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
 def draw_shared(axis: Any, cells: list[dict[str, Any]]) -> None:
@@ -354,7 +354,7 @@ def draw_shared(axis: Any, cells: list[dict[str, Any]]) -> None:
     axis.set_yticks(list(places), [f"{c['flow']}\nbeside {c['beside']}" for c in cells], fontsize=8)
     axis.set_xlabel("share of a link of 20 Mbit/s, 20 ms, queue 1 BDP")
     axis.set_xlim(0, 1.05)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, ncol=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
 def main() -> int:

@@ -283,7 +283,7 @@ def draw(median: dict[str, dict[str, float]], path: Path) -> None:
 
     names = list(reversed(median))
     places = range(len(names))
-    figure, axis = plt.subplots(figsize=(8, 0.5 * len(names) + 1.5))
+    figure, axis = plt.subplots(figsize=(8, 0.32 * len(names) + 1.2))
     for shift, key, label, colour in (
         (0.2, "tx_us_per_packet", "sent", "#1f4e79"),
         (-0.2, "rx_us_per_packet", "received", "#f0b357"),
@@ -296,7 +296,8 @@ def draw(median: dict[str, dict[str, float]], path: Path) -> None:
     largest = max(max(row["tx_us_per_packet"], row["rx_us_per_packet"]) for row in median.values())
     axis.set_xlim(right=2 * largest)  # room for the numbers
     axis.set_xlabel("CPU time per packet of 1,400 bytes, us")
-    axis.legend(fontsize=8)
+    axis.margins(y=0.02)
+    axis.legend(fontsize=8, ncol=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
