@@ -316,6 +316,20 @@ def test_what_comes_between_two_bursts_does_not_cut_them() -> None:
     assert client.get_timer() == due + client.pacing_tick_s
 
 
+def test_a_wait_ends_early_when_the_rate_rises() -> None:
+    _, client, _ = pair_of()
+    controller, pacer = rate_control(20e3)  # a packet every 0.6 s
+    client.set_congestion_control(controller, pacer)
+    client.pacing_tick_s = 0.001
+    client.total = 10**6
+    now = 1.0
+    client.datagrams_to_send(now)
+    assert client._pacing_at > now + 0.3
+    client.set_congestion_control(*rate_control(100e6))
+    assert len(client.datagrams_to_send(now + 0.002)) > 0  # an acknowledgement came
+    assert client.get_timer() < now + 0.004
+
+
 def test_the_base_class_has_the_same_doors() -> None:
     pair = make_pair(Toy, Toy, client_options={"total": 10})
     pair.connect()

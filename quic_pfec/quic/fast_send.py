@@ -62,7 +62,7 @@ class FastSendConnection(ExtensionConnection):
         self.fast_packets_sent = 0
         self.quiet_turns = 0
         """How often aioquic was not asked, because it had nothing to send."""
-        self._burst_at: float | None = None  # when whoever waits for the pacer may send again
+        self._burst_at: float | None = None  # until then whoever waits for the pacer sends nothing
         self._send_key: RunKey | None = None
         self._send_aead: object = None
         self._plain = bytearray()
@@ -106,7 +106,8 @@ class FastSendConnection(ExtensionConnection):
         if self._pacing_at is None or self._own_pacer is None:
             self._burst_at = None
         elif self._burst_at is None or now >= self._burst_at:
-            self._burst_at = self._pacing_at = max(self._pacing_at, now + self.pacing_tick_s)
+            self._burst_at = now + self.pacing_tick_s
+            self._pacing_at = max(self._pacing_at, self._burst_at)
         self._end_sending()
 
     def _run_key(self) -> RunKey | None:
