@@ -111,6 +111,33 @@ def test_commands_on_standard_input(server: socket.socket, tmp_path: Path) -> No
     assert json.loads(path.read_text())["epoch_clock_s"] == epoch["epoch_clock_s"]
 
 
+@pytest.mark.parametrize("arguments", [["--no-control"], []])
+def test_a_background_job_runs_on_and_loses_from_the_start(
+    arguments: list[str], server: socket.socket, client: socket.socket, tmp_path: Path
+) -> None:
+    """A shell gives it /dev/null: the end of that input is not for it, and nobody can say `epoch`."""
+    host, port = server.getsockname()
+    path = tmp_path / "run.json"
+    command = [sys.executable, "-m", "quic_pfec.link", "--upstream", f"{host}:{port}", "--json", str(path)]
+    process = subprocess.Popen(
+        [*command, "--ge", "0,1,0.5,0.5", "--clock", "packet", *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        client.connect(("127.0.0.1", json.loads(process.stdout.readline())["port"]))
+        for _ in range(40):
+            client.send(b"hello")
+        assert server.recv(100) == b"hello"
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert json.loads(path.read_text())["forward"]["link"]["lost"] > 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_it_cleanly(server: socket.socket, tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "run.json"

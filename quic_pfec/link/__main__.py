@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from quic_pfec.link.relay import Relay
 __all__ = ["main"]
 
 _LONGEST_COMMAND = 4096
+_STANDARD_INPUT = 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
         return tun_command.main(argv[1:])
     parser = build_parser()
     arguments = parser.parse_args(argv[1:] if argv[:1] == ["relay"] else argv)
+    controlled = not arguments.no_control and _has_commands(_STANDARD_INPUT)
+    arguments.loss_from_start |= not controlled  # nobody could say when they are to begin
     try:
         relay = Relay(options_from(arguments))
     except (ValueError, OSError) as error:
@@ -40,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
             signal.signal(number, signal.default_int_handler)
         _reply({"ready": True, "port": relay.port})
-        if not arguments.no_control:
+        if controlled:
             threading.Thread(target=_control, args=(relay,), daemon=True).start()
         relay.run()
     except KeyboardInterrupt:
@@ -52,10 +56,19 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _has_commands(descriptor: int) -> bool:
+    """Whether somebody may write there: shells and service managers give background jobs /dev/null, which is at its
+    end from the start."""
+    try:
+        return os.isatty(descriptor) or not stat.S_ISCHR(os.fstat(descriptor).st_mode)
+    except OSError:  # it is closed
+        return False
+
+
 def _control(relay: Relay) -> None:
     """Obey the lines of standard input until `quit` or its end; whatever ends it stops the relay."""
     try:
-        for command in _lines(sys.stdin.fileno()):
+        for command in _lines(_STANDARD_INPUT):
             if command == "epoch":
                 _reply({"epoch_clock_s": relay.epoch()})
             elif command == "report":

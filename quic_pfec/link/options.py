@@ -174,8 +174,8 @@ the address printed as "port"; the relay forwards to --upstream and carries the 
 
 _EPILOG = """\
 Losses begin with the command `epoch`, so that the handshake is not part of the experiment, and they are the same for
-every run with the same seed: slot n of the link is lost or not whatever is sent in it. (--loss-from-start loses at
-once.) Commands, one a line on standard input, each answered by one line of JSON on standard output:
+every run with the same seed: slot n of the link is lost or not whatever is sent in it. (--loss-from-start and
+--no-control lose at once, as does a background job, which nobody can tell.) Commands, one a line on standard input, each answered by one line of JSON on standard output:
   epoch    restart slots, losses, counters and logs now; answers with the time on the monotonic clock
   report   counters, lateness, and the losses by slot since the epoch as hexadecimal bitmaps
   quit     stop (so does the end of the input)
@@ -216,7 +216,12 @@ def build_parser(prog: str = "python -m quic_pfec.link") -> argparse.ArgumentPar
     run.add_argument("--loss-from-start", action="store_true", help="lose at once; do not wait for the command epoch")
     run.add_argument("--json", metavar="FILE", help="write the last report there when stopping")
     run.add_argument("--fifo", action="store_true", help="ask for real-time priority")
-    run.add_argument("--no-control", action="store_true", help="ignore standard input; run until interrupted")
+    run.add_argument(
+        "--no-control",
+        action="store_true",
+        help="ignore standard input, lose from the start, run until interrupted; "
+        "so without the option, too, where standard input is /dev/null",
+    )
     return parser
 
 
