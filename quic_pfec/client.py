@@ -310,7 +310,7 @@ async def send_kv(
     `time.monotonic()`: exactly one of them. order, tokens, profile, wire_dtype: as in `prepare`, for a cache that is
     not prepared; wire_dtype may also be "auto": bf16 if all of it can be sent before the deadline at the connection's
     rate (with cubic or reno: what they allow just then), else progressive. Default: "auto" at a provisioned rate, which
-    says what fits, else bf16. scheduler: one of
+    says what fits, else bf16, and bf16 for "priorityfec-paper". scheduler: one of
     `schedule.policies.POLICY_NAMES`; "priorityfec-paper", the paper's design, is its learned policy "ddqn";
     "paper-deficit" is the same with its heuristic. repair_budget: repairs plus resends allowed as a share of the
     symbols, None = no limit. missing: what the receiver does about holes; "recompute" computes those rows from `tokens`
@@ -360,7 +360,7 @@ async def send_kv(
             if given is not None:
                 raise LocalError(f"this cache is prepared: give {parameter}= to prepare(), where it takes effect")
     else:
-        if wire_dtype is None and conn.provisioned:
+        if wire_dtype is None and conn.provisioned and scheduler not in ALIASES:  # the paper's design sends bf16
             wire_dtype = AUTO
         kv = prepare(
             cache,

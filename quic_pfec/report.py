@@ -93,7 +93,8 @@ class KVReport:
     @property
     def hint(self) -> str:
         """One line on what held the hand-off back."""
-        return HINTS[self.limited_by]
+        hint = HINTS[self.limited_by]
+        return hint.replace(", a narrower wire dtype", "") if self.wire_dtype == "progressive" else hint
 
     @property
     def patched(self) -> int | None:

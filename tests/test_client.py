@@ -93,6 +93,13 @@ async def test_auto_rounds_nothing_while_there_is_time(asked: dict[str, str]) ->
     assert [bool(valid.all()) for valid in got.kv.row_valid] == bases.reshape(6, -1).all(axis=1).tolist()
 
 
+async def test_the_papers_design_sends_bf16_unless_told() -> None:
+    cache = arrays(6, 128)
+    async with serving() as server, connecting(server, rate="1Mbps") as conn:
+        report = await send_kv(conn, cache, 0.1, scheduler="priorityfec-paper")
+    assert (report.scheduler, report.wire_dtype) == ("priorityfec-paper", "bf16")
+
+
 async def test_weigh_says_what_auto_would_do() -> None:
     layout = prepared(6, 128).layout
     async with serving() as server, connecting(server, rate="5Mbps") as conn:

@@ -86,7 +86,7 @@ def send_command(
         typer.Option(
             help="What the cache travels as: bf16, its own dtype, quantised (int8, fp8, int4), progressive (int4, "
             "then refinements), or auto: bf16 if it fits before the deadline, else progressive. Default: auto with "
-            "--rate, which says what fits, else bf16."
+            "--rate, which says what fits, else bf16, and bf16 for priorityfec-paper."
         ),
     ] = None,
     missing: Annotated[str, typer.Option(help="What the receiver does about holes: mask, zero or recompute.")] = "mask",
@@ -136,10 +136,11 @@ def send_command(
     if late == "patch" and (missing == "recompute" or not max_new_tokens):
         fail("--late patch fills holes while tokens are generated: not with --missing recompute or --max-new-tokens 0")
     from quic_pfec.kv.auto import AUTO
+    from quic_pfec.schedule.policies import ALIASES
     from quic_pfec.wire.manifest import WIRE_DTYPES
 
     if wire_dtype is None:
-        wire_dtype = "bf16" if rate is None else AUTO
+        wire_dtype = "bf16" if rate is None or scheduler in ALIASES else AUTO
     if wire_dtype not in (*WIRE_DTYPES, AUTO):
         fail(f"--wire-dtype is one of {', '.join((*WIRE_DTYPES, AUTO))}, not {wire_dtype!r}")
     if score not in ("request", "profile"):

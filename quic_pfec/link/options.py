@@ -175,7 +175,8 @@ the address printed as "port"; the relay forwards to --upstream and carries the 
 _EPILOG = """\
 Losses begin with the command `epoch`, so that the handshake is not part of the experiment, and they are the same for
 every run with the same seed: slot n of the link is lost or not whatever is sent in it. (--loss-from-start and
---no-control lose at once, as does a background job, which nobody can tell.) Commands, one a line on standard input, each answered by one line of JSON on standard output:
+--no-control lose at once, as does a background job, which nobody can tell.) Commands, one a line on standard input,
+each answered by one line of JSON on standard output:
   epoch    restart slots, losses, counters and logs now; answers with the time on the monotonic clock
   report   counters, lateness, and the losses by slot since the epoch as hexadecimal bitmaps
   quit     stop (so does the end of the input)
