@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import check_outputs, fail, need_extra
 from quic_pfec.cli.progress import progress_on_stderr
 from quic_pfec.cli.selftest import selftest_command
 from quic_pfec.cli.send import send_command
@@ -193,6 +193,7 @@ def profile_command(
     """
     if receiver not in ("mask", "zero"):
         fail(f"--receiver is mask or zero, not {receiver!r}")
+    check_outputs(out, picture)
     with need_extra():
         from quic_pfec.kv.profile import save_profile
         from quic_pfec.llm.dataset import load_dataset

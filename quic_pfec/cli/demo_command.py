@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import check_outputs, fail, need_extra
 
 LEGEND = (
     "rho: time to the deadline as a share of what every packet once would take on this link, losses aside",
@@ -51,6 +51,7 @@ def demo_command(
     """
     if point not in ("paper", "short", "both"):
         fail(f"--point is paper, short or both, not {point!r}")
+    check_outputs(json_path, picture, trace)
     with need_extra():
         import torch
         from rich.console import Console

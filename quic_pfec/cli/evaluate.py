@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quic_pfec.cli.evaluate_points import SIMULATED, evaluate_points
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import check_outputs, fail, need_extra
 from quic_pfec.cli.progress import progress_on_stderr
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def evaluate_command(
     """
     if point not in POINTS:
         fail(f"--point is {', '.join(POINTS)}, not {point!r}")
+    check_outputs(json_path, picture)
     if point in SIMULATED:
         evaluate_points(point, scheduler, seeds, jobs, json_path, picture, trace, seed, executor)
         return

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 
@@ -15,6 +16,22 @@ def fail(message: str, code: int = 1) -> NoReturn:
     """Ends the command with one line on stderr."""
     print(f"quic-pfec: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Makes the folders of files that a command will write, and ends it with one line if one of them cannot be written:
+    a wrong path must not cost the run. None = not asked for."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            there = path.exists()
+            path.open("ab").close()
+            if not there:
+                path.unlink()
+        except OSError as error:
+            fail(f"{path} cannot be written: {error.strerror}")
 
 
 class JsonFormatter(logging.Formatter):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quic_pfec.cli.output import fail, need_extra
+from quic_pfec.cli.output import check_outputs, fail, need_extra
 from quic_pfec.cli.progress import progress_on_stderr
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def ddqn_command(
         fail("--distribution is paper or wide, --heuristic deficit, epoch or arq, --window full or sack")
     if pretraining >= transitions:
         fail("--pretraining is less than --transitions")
+    check_outputs(weights, checkpoint, json_path, picture)
     begun_s = time.monotonic()
     with need_extra():
         from quic_pfec.train.ddqn import Args, Learner, load_checkpoint, train
@@ -150,6 +151,7 @@ def override_command(
     """
     if distribution not in ("paper", "wide"):
         fail("--distribution is paper or wide")
+    check_outputs(weights, json_path, picture)
     begun_s = time.monotonic()
     with need_extra():
         from quic_pfec.train import override
