@@ -430,6 +430,29 @@ async def test_a_reset_before_the_opening_is_whole_leaves_nothing(code: int, mod
         hostile.transmit()
         await until(server.idle)
         assert hostile.terminated is None
+        if code == AppCode.NO_ERROR:  # it has not given up: it waits for an answer
+            assert (await hostile.refused()).code == AppCode.DEADLINE
+        await still_serves(server)
+
+
+async def test_a_sender_whose_opening_never_came_hears_of_it() -> None:
+    """All packets of a short hand-off on a stream were lost, and its deadline passed before they could be resent."""
+    async with serving() as server, attacking(server) as hostile:
+        hostile.quic.send_stream_data(0, opening(KV, mode="stream"), False)
+        hostile.quic.reset_stream(0, AppCode.NO_ERROR)  # what has not left goes with it
+        hostile.transmit()
+        refusal = await hostile.refused()
+        assert (refusal.code, refusal.reason) == (
+            AppCode.DEADLINE, "the sender's deadline came before its opening was whole"
+        )  # fmt: skip
+        for code in (AppCode.CANCELLED, AppCode.NO_ERROR):  # of the next streams; they are limited as others are
+            stream_id = hostile.quic.get_next_available_stream_id()
+            hostile.quic.send_stream_data(stream_id, b"", False)
+            hostile.quic.reset_stream(stream_id, code)
+        hostile.transmit()
+        await until(lambda: hostile.on(8).refusal() is not None)
+        assert hostile.on(4).refusal() is None
+        await until(server.idle)
         await still_serves(server)
 
 

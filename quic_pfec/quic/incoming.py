@@ -102,10 +102,11 @@ class Incoming:
         self.close()
 
     def on_reset(self, code: int) -> None:
-        """The peer ended its half."""
-        # NO_ERROR: it only stopped feeding units at its deadline; ours is still to come.
-        if code != AppCode.NO_ERROR or not self._started.is_set():
+        """The peer ended its half. NO_ERROR: it only stopped feeding units at its deadline, and reads our replies."""
+        if code != AppCode.NO_ERROR:
             self.close()
+        elif not self._started.is_set():
+            self.refuse(Refusal(AppCode.DEADLINE, "the sender's deadline came before its opening was whole"))
 
     def _opening_overdue(self) -> None:
         if self._admission is None and not self._frozen:

@@ -115,8 +115,8 @@ class PfecProtocol(ExtensionProtocol[PfecConnection]):
         elif isinstance(event, StreamReset):
             if event.stream_id in self._outgoing:
                 self._outgoing[event.stream_id].on_reset(event.error_code)
-            elif event.stream_id in self._incoming:
-                self._incoming[event.stream_id].on_reset(event.error_code)
+            elif self._is_incoming(event.stream_id):  # all that came before it on the stream may have been lost
+                self._incoming_for(event.stream_id, by_stream=True).on_reset(event.error_code)
         elif isinstance(event, HandshakeCompleted):
             self.transmit_soon()
         elif isinstance(event, ConnectionTerminated):
