@@ -51,10 +51,14 @@ class ServerProcess:
         ready = json.loads(line)
         self.port, self.fingerprint = int(ready["port"]), str(ready["fingerprint"])
 
+    def log(self) -> list[str]:
+        """The lines that it logged so far."""
+        self._log.seek(0)
+        return self._log.read().decode("utf-8", "replace").strip().splitlines()
+
     def last_words(self) -> str:
         """The end of what it logged."""
-        self._log.seek(0)
-        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        lines = self.log()
         return lines[-1] if lines else "it said nothing"
 
     def close(self) -> None:
