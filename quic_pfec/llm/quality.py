@@ -222,6 +222,11 @@ class _Task:
         self.shuffled = rng.permutation(self.blocks.unit_count).astype(np.int32)
         self.profiles = profiles
 
+    @property
+    def together(self) -> int:
+        """Patterns that are held, and answered, at once."""
+        return 4 * self.settings.batch
+
     def arms(self) -> list[Record]:
         """The whole cache, another prompt's, and none."""
         m, found = self.m, []
@@ -274,8 +279,11 @@ class _Task:
                 sent = {run: resolve(wire, self.layout, run.rho) for run in runs}
                 for name in dict.fromkeys(sent.values()):
                     todo = [run for run in runs if sent[run] == name and (name, run) not in judged]
-                    for run, record in zip(todo, self._handed_over(name, todo, receiver, deliveries), strict=True):
-                        judged[name, run] = record
+                    # A pattern of elements is as large as the cache has elements: never those of all runs at once.
+                    for start in range(0, len(todo), self.together):
+                        part = todo[start : start + self.together]
+                        for run, record in zip(part, self._handed_over(name, part, receiver, deliveries), strict=True):
+                            judged[name, run] = record
                 found += [
                     msgspec.structs.replace(judged[sent[run], run], wire=wire, sent="" if wire != AUTO else sent[run])
                     for run in runs
@@ -370,9 +378,7 @@ class _Task:
 
     def _f1(self, cache: Any, patterns: Sequence[Pattern], receiver: Receiver) -> list[float]:
         # A step of one token costs reading the weights: the more sequences share it, the better.
-        given = answers(
-            self.m, cache, self.cue, patterns, receiver, self.settings.answer_tokens, 4 * self.settings.batch
-        )
+        given = answers(self.m, cache, self.cue, patterns, receiver, self.settings.answer_tokens, self.together)
         return [f1_score(self.m.decode(ids), self.example.answers) for ids in given]
 
     def _ids(self, example: Example) -> tuple[int, ...]:
