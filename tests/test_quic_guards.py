@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from aioquic.quic.rangeset import RangeSet
 from quic_pfec.wire.varint import encode
 
 from .quic_pair import make_pair
-from .quic_toy import Toy, inject, toys
+from .quic_toy import Toy, frame, inject, toys
 from .quic_toy import kind as kind
 
 
@@ -90,12 +91,36 @@ def test_keys_are_updated_before_the_limit_in_both_directions(kind: type[Toy]) -
     assert pair.terminated("server") is None
 
 
+def test_an_update_asked_for_too_early_waits_for_the_peer(kind: type[Toy]) -> None:
+    """RFC 9001 §6.1. Of two updates within a round trip the peer would see neither, and open no packet any more."""
+    pair, client, server = toys(kind)
+    phases: list[int] = []
+    pair.on_step = lambda now: phases.append(client._cryptos[aioquic_connection.tls.Epoch.ONE_RTT].send.key_phase)
+
+    def send(requests: int) -> None:
+        for _ in range(requests):
+            client.request_key_update()
+        client.queue.append(frame(content=b"x" * 1300))
+
+    send(0)
+    pair.run(0.3)
+    for _ in range(8):
+        send(2)
+        pair.run(0.001)
+    pair.run(0.3)
+    send(0)
+    pair.run(0.3)
+    assert sum(one != other for one, other in pairwise(phases)) == 2  # the first, and one for all before it was known
+    assert len(server.received) == 10
+    assert pair.terminated("client") is None
+
+
 def test_a_key_that_cannot_be_updated_is_not_used_beyond_its_limit(kind: type[Toy]) -> None:
     class Short(kind):
         key_update_packets = 100
         key_limit_packets = 200
 
-        def request_key_update(self) -> None:
+        def _change_key(self) -> None:
             pass
 
     pair = make_pair(Short, kind, client_options={"total": 1000})

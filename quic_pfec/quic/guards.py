@@ -40,7 +40,8 @@ class GuardedConnection(ClientAuthConnection):
         self._skip_gap = 64
         self._skip_at = 32 + self.skip_random.randrange(64)
         self._key_phase = 0
-        self._key_first_packet = 0
+        self._key_first_packet = 1  # number 0 is an Initial packet's, and what aioquic takes for acknowledged at first
+        self._key_update_wanted = False
 
     @property
     def packets_sent(self) -> int:
@@ -69,6 +70,14 @@ class GuardedConnection(ClientAuthConnection):
         self._skip_gap = min(2 * self._skip_gap, 1 << 16)
         self._skip_at = self._packet_number + self._skip_gap // 2 + self.skip_random.randrange(self._skip_gap)
 
+    def request_key_update(self) -> None:
+        """Changes the key now, or as soon as the peer has acknowledged a packet of the present one (RFC 9001 §6.1)."""
+        self._key_update_wanted = True
+        self._watch_key()
+
+    def _change_key(self) -> None:
+        super().request_key_update()
+
     def _watch_key(self) -> None:
         pair = self._cryptos.get(tls.Epoch.ONE_RTT)
         if pair is None or not self._handshake_confirmed:
@@ -77,10 +86,13 @@ class GuardedConnection(ClientAuthConnection):
             self._key_phase = pair.send.key_phase
             self._key_first_packet = self._packet_number
         sent = self._packet_number - self._key_first_packet
-        if sent < self.key_update_packets:
-            return
-        # Not before the peer has acknowledged a packet of the present key (RFC 9001 §6.1).
-        if self._spaces[tls.Epoch.ONE_RTT].largest_acked_packet >= self._key_first_packet:
-            self.request_key_update()
+        if sent >= self.key_update_packets:
+            self._key_update_wanted = True
+        # Not before the peer has acknowledged a packet of the present key (RFC 9001 §6.1): of two updates at once it
+        # would see neither, and the connection would be lost.
+        acked = self._spaces[tls.Epoch.ONE_RTT].largest_acked_packet >= self._key_first_packet
+        if self._key_update_wanted and acked and not pair._update_key_requested:
+            self._key_update_wanted = False
+            self._change_key()
         if sent >= self.key_limit_packets:
             self.close(QuicErrorCode.AEAD_LIMIT_REACHED, QuicFrameType.PADDING, "key used up")
